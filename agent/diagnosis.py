@@ -207,7 +207,7 @@ def _budget(
 
     Args:
         account: its name in the ledger.
-        wanted: the budget in ``agent.yaml``.
+        wanted: the configured budget.
         known: that in the ledger.
         reserved: by all jobs so far.
         last_price: ε of the last job; 0 before the first.
@@ -216,7 +216,8 @@ def _budget(
         have = "none" if known is None else f"ε = {known.epsilon:g}, δ = {known.delta:g}"
         return problem(
             "budget",
-            f"agent.yaml gives {account!r} ε = {wanted.epsilon:g}, δ = {wanted.delta:g}; the ledger: {have}",
+            f"the configuration gives {account!r} ε = {wanted.epsilon:g}, δ = {wanted.delta:g}; "
+            f"the ledger: {have}",
             "If that is meant, run `dpagent budget raise`. Else write what the ledger has.",
             ExitCode.LEDGER,
         )

@@ -16,10 +16,12 @@ from pydantic import Field
 
 from agent.board import Board
 from agent.limit_settings import LimitSettings
-from dpagent.configuration import Settings, load_settings, load_yaml, overlaid
+from dpagent.configuration import Settings, load_settings
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.dataset import MAX_RECORDS
 from dpagent.learning.training.engine import MAX_PROCESSES
+from dpagent.overrides import overlaid
+from dpagent.yaml_file import load_yaml
 
 AUTO: Final = "auto"
 """In place of a profile's name: the one that fits this board."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,6 +16,7 @@ from agent.limit_settings import LimitSettings
 from agent.profile import AUTO, Profile, is_profile_path
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.errors import ConfigurationError
+from dpagent.overrides import Override
 from dpagent.privacy.statement import Trust
 from dpagent.protocol.signing import CoordinatorKey
 from dpagent.protocol.topics import FleetName
@@ -137,13 +139,13 @@ def on_board(settings: AgentSettings, profile: Profile) -> AgentSettings:
     )
 
 
-def load_agent_settings(file: Path) -> AgentSettings:
-    """Read ``agent.yaml`` with its paths made relative to it.
+def load_agent_settings(file: Path, overrides: Sequence[Override] = ()) -> AgentSettings:
+    """Read ``agent.yaml`` with its paths, and those of overrides, made relative to it.
 
     Raises:
-        ConfigurationError: Something in the file is wrong; see :func:`load_settings`.
+        ConfigurationError: Something in the file or the overrides is wrong; see :func:`load_settings`.
     """
-    settings = load_settings(file, AgentSettings)
+    settings = load_settings(file, AgentSettings, overrides=overrides)
     second_head = settings.ledger.second_head and resolve(settings.ledger.second_head, file)
     settings = settings.model_copy(
         update={

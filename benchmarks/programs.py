@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import BenchmarkError
+from dpagent.overrides import without_overrides
 
 ROOT = Path(__file__).resolve().parent.parent
 _STOP_S = 20.0
@@ -24,7 +25,7 @@ def python(*arguments: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     """The surroundings of a child: one BLAS thread, as the programs themselves set it."""
-    return os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return without_overrides(os.environ) | {"OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def run_program(command: Sequence[str], *, timeout_s: float) -> str:

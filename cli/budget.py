@@ -12,6 +12,8 @@ import typer
 
 from cli import custody
 from cli.commands import Commands
+from cli.configurations import AgentConfig
+from cli.custody import StateDir, ledger_files
 from cli.output import finite, write_json
 from cli.tables import print_table
 from dpagent.wording import counted
@@ -28,8 +30,6 @@ app.command(name="init")(custody.init)
 app.command(name="raise")(custody.increase)
 app.command(name="backup")(custody.backup)
 app.command(name="restored")(custody.restored)
-
-StateDirOption = Annotated[Path, typer.Option(help="The device's state directory, with ledger.db.")]
 
 _EXACT_NOISE = (
     "In jobs priced by Rényi divergence the noise is exactly discrete Gaussian; `statistical_distance` is "
@@ -130,7 +130,8 @@ def _without_trust(ledger: VerifiedLedger, account: str) -> str:
 
 @app.command()
 def show(
-    state_dir: StateDirOption,
+    state_dir: StateDir = None,
+    config: AgentConfig = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show the spent and remaining budget of each dataset, and of its jobs that trust the coordinator, and
@@ -142,11 +143,12 @@ def show(
     from agent.rounds import declined_rounds, noise_alone_rounds
     from dpagent.storage import disk_errors
 
-    ledger = audit(state_dir)
+    files = ledger_files(state_dir, config)
+    ledger = audit(files.state_dir)
     datasets = _summary(ledger)
-    connection, _ = open_ledger(state_dir)
+    connection, _ = open_ledger(files.state_dir)
     try:
-        with disk_errors(state_dir / "ledger.db"):
+        with disk_errors(files.database):
             declined, noise_alone = [
                 [asdict(entry) for entry in read(connection)]
                 for read in (declined_rounds, noise_alone_rounds)
@@ -220,15 +222,15 @@ def _bound(epsilon: float) -> str:
 
 @app.command()
 def verify(
-    state_dir: StateDirOption,
+    state_dir: StateDir = None,
     second_head: Annotated[
         Path | None,
         typer.Option(
-            help="The second head, if agent.yaml has `ledger.second_head`. "
-            "[default: the state directory with .head added to its name]",
-            show_default=False,
+            help="The second head.",
+            show_default="that of the configuration; with --state-dir, its name with .head added",
         ),
     ] = None,
+    config: AgentConfig = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a sentence.")] = False,
 ) -> None:
     """Check the hash chain, the price of every charge, the number of entries, and that no entry is missing
@@ -237,17 +239,18 @@ def verify(
     Exits with 5 and names the first incorrect entry, or says how many are missing.
     """
     from agent.audit import verify as verify_ledger
-    from agent.heads import second_head_beside
 
-    if second_head is None and (beside := second_head_beside(state_dir)).exists():
-        second_head = beside
+    files = ledger_files(state_dir, config)
+    # A configuration says where it is; beside a directory, it is only likely.
+    if second_head is None and (state_dir is None or files.second_head.exists()):
+        second_head = files.second_head
     if second_head is None:
         typer.echo(
-            f"There is no second head at {beside}: whether this is the newest copy of the ledger is not "
-            "checked. `--second-head` names another place.",
+            f"There is no second head at {files.second_head}: whether this is the newest copy of the ledger "
+            "is not checked. `--second-head` names another place.",
             err=True,
         )
-    result = verify_ledger(state_dir, second_head)
+    result = verify_ledger(files.state_dir, second_head)
     if as_json:
         typer.echo(
             json.dumps(
@@ -263,17 +266,18 @@ def verify(
 
 @app.command()
 def export(
-    state_dir: StateDirOption,
+    state_dir: StateDir = None,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", help="Write JSON to this file (`-`: standard output) instead of a table."),
     ] = None,
+    config: AgentConfig = None,
 ) -> None:
     """Verify and export every charge, with all parameters needed to price it again."""
     from agent.audit import audit
     from agent.charges import Charge
 
-    ledger = audit(state_dir)
+    ledger = audit(ledger_files(state_dir, config).state_dir)
     charges = [
         _flat(entry.record) | {"entry": entry.number, "hash": entry.digest.hex()}
         for entry in ledger.entries

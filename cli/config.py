@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from cli.commands import Commands
+from cli.configurations import AnyConfig, SetOptions, configuration, schema_of, stated
 from cli.output import write_json
 from cli.tables import reader_may_leave, render_table
 
@@ -20,7 +21,6 @@ app = Commands(
     help="Configuration files: what they say, where a value is from, what they may say.", no_args_is_help=True
 )
 
-ConfigOption = Annotated[Path, typer.Option(help="An agent.yaml, fleet.yaml or mixer.yaml.")]
 _DEFAULT: Final = "default"
 
 
@@ -35,47 +35,55 @@ class FileKind(StrEnum):
 
 @app.command()
 def show(
-    config: ConfigOption,
+    config: AnyConfig = None,
+    options: SetOptions = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write JSON to this file (`-`: standard output) instead.")
     ] = None,
 ) -> None:
-    """Show every setting as the program takes it, and where it is from: a line of the file, a profile, a
-    default."""
-    from cli.configurations import kind_of, load
-    from dpagent.configuration import lines_of
+    """Show every setting as the program takes it, and where it is from: an option, a variable, a line of the
+    file, a profile, a default."""
+    from dpagent.overrides import overridden
+    from dpagent.yaml_file import dotted, read_document
 
-    settings, profile = load(config), None
-    if kind_of(config) == "agent":
+    found = configuration(config, options)
+    settings, profile = found.load(), None
+    if found.kind == "agent":
         from agent.profile import open_profile
         from agent.settings import AgentSettings, on_board
 
         assert isinstance(settings, AgentSettings)
         profile = open_profile(settings.profile)
         settings = on_board(settings, profile.profile)
-    lines = lines_of(config)
-    found = [
-        (key, value, _origin(key, value, config, lines, profile))
+    lines = read_document(found.file, example="fleet: meadow").lines
+    origins = {dotted(location): f"{found.file.name}:{line}" for location, line in lines.items() if location}
+    sources = overridden(schema_of(found.kind), {}, found.overrides).sources
+    over = {dotted(location): source for location, source in sources.items()}
+    values = [
+        (key, value, _origin(key, value, over, origins, profile))
         for key, value in flattened(settings.model_dump(mode="json"))
     ]
     with reader_may_leave():
         if json_file is not None:
-            write_json(json_file, {key: {"value": value, "from": origin} for key, value, origin in found})
+            write_json(json_file, {key: {"value": value, "from": origin} for key, value, origin in values})
             return
-        rows = [[key, shown(value), origin] for key, value, origin in found]
+        rows = [[key, shown(value), origin] for key, value, origin in values]
         typer.echo(render_table(["key", "value", "from"], rows, words=3), nl=False)
 
 
 @app.command()
-def check(config: ConfigOption) -> None:
-    """Check a file as its program would, without starting it. Exit code 3 with all that is wrong, by line.
+def check(config: AnyConfig = None, options: SetOptions = None) -> None:
+    """Check a file, with the variables and options over it, as its program would, without starting it. Exit
+    code 3 with all that is wrong, by line.
 
     `dpagent doctor` looks at what it names: disk, data, broker.
     """
-    from cli.configurations import kind_of, load
-
-    load(config)
-    typer.echo(f"{config}: nothing is wrong with this configuration of {_of(kind_of(config))}.")
+    found = configuration(config, options)
+    found.load()
+    typer.echo(
+        f"{stated(found.file, found.overrides)}: nothing is wrong with this configuration of "
+        f"{_of(found.kind)}."
+    )
 
 
 @app.command()
@@ -84,8 +92,6 @@ def schema(
 ) -> None:
     """Print the JSON schema of a file, with which editors complete and check it."""
     import json
-
-    from cli.configurations import schema_of
 
     name: Any = "coordinator" if kind is FileKind.FLEET else kind.value
     made = schema_of(name).model_json_schema()
@@ -130,16 +136,21 @@ def origin_in(profile: LoadedProfile, key: str) -> str | None:
 
 
 def _origin(
-    key: str, value: Any, config: Path, lines: Mapping[str, int], profile: LoadedProfile | None
+    key: str,
+    value: Any,
+    over: Mapping[str, str],
+    lines: Mapping[str, str],
+    profile: LoadedProfile | None,
 ) -> str:
-    if key in lines:
-        return f"{config.name}:{lines[key]}"
-    # Lists and maps have a line for each of their parts.
-    above = key
-    while above:
-        if above in lines and not any(other.startswith(f"{above}.") for other in lines):
-            return f"{config.name}:{lines[above]}"
-        above = above.rpartition(".")[0]
+    for known in (over, lines):
+        if key in known:
+            return known[key]
+        # Lists and maps have a line for each of their parts.
+        above = key
+        while above:
+            if above in known and not any(other.startswith(f"{above}.") for other in known):
+                return known[above]
+            above = above.rpartition(".")[0]
     if profile is not None and value is not None:
         of_profile = "max_records" if key == "data.max_records" else key
         if (key.startswith("limits.") or of_profile in ("engine", "max_records")) and (

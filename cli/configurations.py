@@ -1,58 +1,231 @@
-"""Which configuration a file is: of a board, a coordinator, a mixer, or a board's profile."""
+"""Which configuration a command reads: its file, the variables and options over it, what it configures."""
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import typer
 
 from dpagent.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from agent.settings import AgentSettings
+    from coordinator.settings import FleetSettings
     from dpagent.configuration import Settings
+    from dpagent.overrides import Override
+    from mixer.settings import MixerSettings
+
+log = logging.getLogger(__name__)
 
 Kind = Literal["agent", "coordinator", "mixer"]
 
+FILES: Final[dict[Kind, str]] = {"agent": "agent.yaml", "coordinator": "fleet.yaml", "mixer": "mixer.yaml"}
+"""What the file of each daemon is called."""
+_OWN_KEYS: Final[dict[Kind, set[str]]] = {"agent": {"data", "budget"}, "coordinator": {"rounds", "privacy"}}
+"""What only one daemon has, and must have."""
+ETC: Final = Path("/etc/dpagent")
+"""Where it is if it is not in the working directory."""
+_VARIABLE: Final = "DPAGENT_CONFIG"
 
-def kind_of(config: Path) -> Kind:
+_WHERE: Final = "./{0} if it is there, else /etc/dpagent/{0}"
+AgentConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", envvar=_VARIABLE, help="The board's agent.yaml.",
+        show_default=_WHERE.format("agent.yaml"),
+    ),
+]  # fmt: skip
+FleetConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", envvar=_VARIABLE, help="The fleet's fleet.yaml.",
+        show_default=_WHERE.format("fleet.yaml"),
+    ),
+]  # fmt: skip
+MixerConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", envvar=_VARIABLE, help="The mixer's mixer.yaml.",
+        show_default=_WHERE.format("mixer.yaml"),
+    ),
+]  # fmt: skip
+AnyConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", envvar=_VARIABLE, help="An agent.yaml, fleet.yaml or mixer.yaml.",
+        show_default="the first of them in the working directory, else in /etc/dpagent",
+    ),
+]  # fmt: skip
+SetOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE",
+        help="A setting over the file's and over DPAGENT_… variables, such as mqtt.keepalive_s=60; several "
+        "times. docs/configuration.md",
+    ),
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What a command was given to read.
+
+    Attributes:
+        file: the YAML file.
+        kind: what it configures.
+        overrides: what stands over it.
+    """
+
+    file: Path
+    kind: Kind
+    overrides: tuple[Override, ...]
+
+    def load(self) -> Settings:
+        """The settings, checked as the program would check them.
+
+        Raises:
+            ConfigurationError: something in them is wrong.
+        """
+        match self.kind:
+            case "agent":
+                from agent.settings import load_agent_settings
+
+                return load_agent_settings(self.file, self.overrides)
+            case "coordinator":
+                from coordinator.settings import load_fleet_settings
+
+                return load_fleet_settings(self.file, self.overrides)
+            case "mixer":
+                from mixer.settings import load_mixer_settings
+
+                return load_mixer_settings(self.file, self.overrides)
+
+
+def agent_settings(config: Path | None, options: Sequence[str] | None = None) -> AgentSettings:
+    """The settings of a board, for a command.
+
+    Args:
+        config: the file that it was given.
+        options: its ``--set``.
+
+    Raises:
+        ConfigurationError: there is no file, or something is wrong in it or over it.
+        UsageError: an option cannot be read.
+    """
+    from agent.settings import load_agent_settings
+
+    return load_agent_settings(*_given("agent", config, options))
+
+
+def fleet_settings(config: Path | None, options: Sequence[str] | None = None) -> FleetSettings:
+    """The settings of a coordinator; see :func:`agent_settings`."""
+    from coordinator.settings import load_fleet_settings
+
+    return load_fleet_settings(*_given("coordinator", config, options))
+
+
+def mixer_settings(config: Path | None, options: Sequence[str] | None = None) -> MixerSettings:
+    """The settings of a mixer; see :func:`agent_settings`."""
+    from mixer.settings import load_mixer_settings
+
+    return load_mixer_settings(*_given("mixer", config, options))
+
+
+def _given(
+    kind: Kind, config: Path | None, options: Sequence[str] | None
+) -> tuple[Path, tuple[Override, ...]]:
+    file, overrides = find(config, kind), over(options)
+    # A daemon logs this: variables and options are nowhere else on record.
+    log.info("configuration %s", stated(file, overrides))
+    return file, overrides
+
+
+def stated(file: Path, overrides: Sequence[Override]) -> str:
+    """A file, and the names of what stands over it, in words."""
+    return ", ".join([str(file), *dict.fromkeys(each.source for each in overrides)])
+
+
+def configuration(config: Path | None, options: Sequence[str] | None = None) -> Configuration:
+    """The configuration of whatever daemon.
+
+    Raises:
+        ConfigurationError: there is no file, or it configures nothing that is known.
+        UsageError: an option cannot be read.
+    """
+    file, overrides = find(config, *FILES), over(options)
+    return Configuration(file, kind_of(file, overrides), overrides)
+
+
+def over(options: Sequence[str] | None = None) -> tuple[Override, ...]:
+    """What stands over a file: variables of this program's environment, and options.
+
+    Raises:
+        UsageError: an option cannot be read.
+    """
+    from dpagent.overrides import overrides_of
+
+    settings = {name: value for name, value in os.environ.items() if name != _VARIABLE}
+    return overrides_of(settings, options or ())
+
+
+def find(config: Path | None, *kinds: Kind) -> Path:
+    """The file that a command reads.
+
+    Args:
+        config: the one that it was given, by option or variable.
+        kinds: what it may configure.
+
+    Raises:
+        ConfigurationError: it was given none, and none is in its places.
+    """
+    if config is not None:
+        return config
+    places = [folder / FILES[kind] for folder in (Path(), ETC) for kind in kinds]
+    for place in places:
+        if _is_there(place):
+            return place
+    looked = ", ".join(str(place.absolute()) for place in places)
+    advice = "`dpagent init` writes a board's" if "agent" in kinds else "README.md shows one"
+    raise ConfigurationError(
+        f"There is no configuration: none of {looked} is there. Name the file with --config or {_VARIABLE}; "
+        f"{advice}."
+    )
+
+
+def _is_there(place: Path) -> bool:
+    try:
+        place.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # Who opens it says why it cannot be read.
+    return True
+
+
+def kind_of(config: Path, overrides: Sequence[Override] = ()) -> Kind:
     """What a file configures, by the keys that only one of them has.
 
     Raises:
         ConfigurationError: it cannot be read, or configures nothing that is known.
     """
-    from dpagent.configuration import load_yaml
+    from dpagent.yaml_file import load_yaml
 
-    keys = load_yaml(config, example="fleet: meadow").keys()
-    if "data" in keys or "budget" in keys:
-        return "agent"
-    if "rounds" in keys or "privacy" in keys:
-        return "coordinator"
+    in_file = set(load_yaml(config, example="fleet: meadow"))
+    keys = in_file | {each.key[0] for each in overrides}
+    for kind, own in _OWN_KEYS.items():
+        if own & in_file or own <= keys:
+            return kind
     if "coordinator_key" in keys:
         return "mixer"
     raise ConfigurationError(
         f"{config} is no agent.yaml, fleet.yaml or mixer.yaml. The first has the keys data and budget, the "
         "second rounds and privacy, the third coordinator_key."
     )
-
-
-def load(config: Path) -> Settings:
-    """The settings in a file, checked as the program would check it.
-
-    Raises:
-        ConfigurationError: as of :func:`kind_of`, or something in it is wrong.
-    """
-    match kind_of(config):
-        case "agent":
-            from agent.settings import load_agent_settings
-
-            return load_agent_settings(config)
-        case "coordinator":
-            from coordinator.settings import load_fleet_settings
-
-            return load_fleet_settings(config)
-        case "mixer":
-            from mixer.settings import load_mixer_settings
-
-            return load_mixer_settings(config)
 
 
 def schema_of(kind: Kind | Literal["profile"]) -> type[Settings]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.commands import Commands
+from cli.configurations import FleetConfig, SetOptions, fleet_settings
 from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
 from cli.output import finite
 from cli.tables import print_table
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 app = Commands(help="Run and inspect the rounds of a fleet.", no_args_is_help=True)
 
-ConfigOption = Annotated[Path, typer.Option(help="The fleet's fleet.yaml.")]
-
 
 @app.command()
-def run(config: ConfigOption, log_level: LogLevelOption = LogLevel.INFO) -> None:
+def run(
+    config: FleetConfig = None,
+    options: SetOptions = None,
+    log_level: LogLevelOption = LogLevel.INFO,
+) -> None:
     """Run the fleet's job until it is finished, or until SIGTERM or Ctrl-C.
 
     After a restart on the same state directory it continues in the middle of the round. A
@@ -37,34 +39,31 @@ def run(config: ConfigOption, log_level: LogLevelOption = LogLevel.INFO) -> None
 
     with extra_needed("coordinator", "The coordinator"):
         from coordinator.daemon import Coordinator
-        from coordinator.settings import load_fleet_settings
 
-    coordinator = Coordinator(load_fleet_settings(config))
+    coordinator = Coordinator(fleet_settings(config, options))
     finished = coordinator.run(stop.serving())
     raise typer.Exit(0 if finished else stop.exit_code)
 
 
 @app.command()
-def key(config: ConfigOption) -> None:
+def key(config: FleetConfig = None) -> None:
     """Print the coordinator's public key (`coordinator_key` in agent.yaml)."""
     from coordinator.keys import load_signer
-    from coordinator.settings import load_fleet_settings
 
-    settings = load_fleet_settings(config)
+    settings = fleet_settings(config)
     typer.echo(load_signer(settings.keys_dir, settings.fleet).public_key)
 
 
 @app.command()
 def status(
-    config: ConfigOption,
+    config: FleetConfig = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show the job's rounds: budget, noise, accuracy and fragments, also during the job."""
     from coordinator.columns import spent_columns
-    from coordinator.settings import load_fleet_settings
     from coordinator.store import StoreReader
 
-    settings = load_fleet_settings(config)
+    settings = fleet_settings(config)
     reader = StoreReader(settings.state_dir)
     try:
         rounds, counters, finished = reader.rounds(), reader.counters(), reader.is_finished()

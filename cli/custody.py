@@ -4,24 +4,45 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.configurations import AgentConfig, agent_settings
 from dpagent.wording import counted
 
-ConfigOption = Annotated[Path, typer.Option(help="The device's agent.yaml.")]
+if TYPE_CHECKING:
+    from agent.heads import LedgerFiles
+
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="The board's state directory, with ledger.db.", show_default="that of the configuration"
+    ),
+]
 
 
-def init(config: ConfigOption) -> None:
+def ledger_files(state_dir: Path | None, config: Path | None) -> LedgerFiles:
+    """The ledger that a command is about: in a directory, or that of a configuration.
+
+    Raises:
+        ConfigurationError: without a directory, if there is no configuration or something is wrong in it.
+    """
+    if state_dir is None:
+        return agent_settings(config).ledger_files
+    from agent.heads import LedgerFiles, second_head_beside
+
+    return LedgerFiles(state_dir, second_head_beside(state_dir))
+
+
+def init(config: AgentConfig = None) -> None:
     """Begin the ledger of new data, with the lifetime budget in agent.yaml. Nothing is spent yet.
 
     Exits with 5 where there is a ledger, or its second head: data that have been used have a ledger already.
     """
     from agent.custody import begin_ledger
-    from agent.settings import load_agent_settings
 
-    settings = load_agent_settings(config)
+    settings = agent_settings(config)
     files, budgets = settings.ledger_files, settings.lifetime_budgets
     begin_ledger(files, budgets)
     for name, budget in budgets.items():
@@ -31,16 +52,15 @@ def init(config: ConfigOption) -> None:
         )
 
 
-def increase(config: ConfigOption) -> None:
+def increase(config: AgentConfig = None) -> None:
     """Raise the lifetime budget to that in agent.yaml, or give one to a new `data.name`, or to jobs
     that trust the coordinator. Stop the agent first.
 
     The guarantee for the records is weaker by the difference. The ledger keeps an entry of it.
     """
     from agent.custody import raise_budget
-    from agent.settings import load_agent_settings
 
-    settings = load_agent_settings(config)
+    settings = agent_settings(config)
     budgets = settings.lifetime_budgets
     for name, before in raise_budget(settings.ledger_files, budgets).items():
         was = "none" if before is None else f"ε = {before.epsilon:g}, δ = {before.delta:g}"
@@ -52,7 +72,8 @@ def increase(config: ConfigOption) -> None:
 
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The copy; its head goes beside it.")],
-    state_dir: Annotated[Path, typer.Option(help="The device's state directory, with ledger.db.")],
+    state_dir: StateDir = None,
+    config: AgentConfig = None,
 ) -> None:
     """Copy the ledger, also while the agent runs. The copy is checked before it takes the place of FILE.
 
@@ -61,12 +82,12 @@ def backup(
     """
     from agent.custody import back_up
 
-    ledger = back_up(state_dir, file)
+    ledger = back_up(ledger_files(state_dir, config).state_dir, file)
     typer.echo(f"Copied a ledger of {counted(len(ledger.entries), 'entry')} to {file}.")
 
 
 def restored(
-    config: ConfigOption,
+    config: AgentConfig = None,
     from_backup: Annotated[
         Path | None,
         typer.Option("--from", help="First put back this copy, which `dpagent budget backup` made."),
@@ -86,9 +107,9 @@ def restored(
     """
     from agent.custody import go_on_after_restore, put_back
     from agent.profile import load_profile
-    from agent.settings import load_agent_settings, on_board
+    from agent.settings import on_board
 
-    settings = load_agent_settings(config)
+    settings = agent_settings(config)
     files, limits = settings.ledger_files, on_board(settings, load_profile(settings.profile)).limits
     if from_backup is not None:
         put_back(from_backup, files)

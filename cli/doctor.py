@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.configurations import AnyConfig, agent_settings, configuration, fleet_settings
 from cli.findings import as_json, exit_code_of, lines_of, summary_of
 from cli.output import write_json
 from cli.tables import reader_may_leave
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    config: Annotated[Path, typer.Option(help="A board's agent.yaml, or a coordinator's fleet.yaml.")],
+    config: AnyConfig = None,
     broker: Annotated[
         bool,
         typer.Option(
@@ -47,26 +48,24 @@ def doctor(
     raise typer.Exit(exit_code_of(found))
 
 
-def _findings(config: Path, *, asks_broker: bool) -> Iterator[Finding]:
-    from cli.configurations import kind_of
+def _findings(config: Path | None, *, asks_broker: bool) -> Iterator[Finding]:
     from dpagent.diagnosis import problem, problem_of
     from dpagent.errors import DpagentError
 
     try:
-        match kind_of(config):
+        found = configuration(config)
+        match found.kind:
             case "agent":
                 from agent.diagnosis import examine as examine_board
-                from agent.settings import load_agent_settings
 
-                yield from examine_board(load_agent_settings(config), asks_broker=asks_broker)
+                yield from examine_board(agent_settings(found.file), asks_broker=asks_broker)
             case "coordinator":
                 from coordinator.diagnosis import examine as examine_coordinator
-                from coordinator.settings import load_fleet_settings
 
-                yield from examine_coordinator(load_fleet_settings(config), asks_broker=asks_broker)
+                yield from examine_coordinator(fleet_settings(found.file), asks_broker=asks_broker)
             case "mixer":
                 yield problem(
-                    "configuration", f"{config} is a mixer's",
+                    "configuration", f"{found.file} is a mixer's",
                     "Give an agent.yaml or a fleet.yaml; `dpagent config check` checks this one.",
                 )  # fmt: skip
     except DpagentError as error:

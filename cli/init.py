@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from cli.configurations import agent_settings, over
 from dpagent.errors import UsageError
 
 _UNDER_ETC: Final = Path("/etc")
@@ -22,7 +23,9 @@ _QUESTIONS: Final = {
 
 
 def init(
-    config: Annotated[Path, typer.Option(help="File to write.")] = Path("agent.yaml"),
+    config: Annotated[Path, typer.Option(help="File to write.", envvar="DPAGENT_CONFIG")] = Path(
+        "agent.yaml"
+    ),
     fleet: Annotated[str | None, typer.Option(help="The fleet's name.")] = None,
     key: Annotated[str | None, typer.Option(help="The coordinator's public key.")] = None,
     broker: Annotated[str | None, typer.Option(help="mqtt://host[:port], or mqtts://host[:port].")] = None,
@@ -37,13 +40,15 @@ def init(
     ] = "my-records",
     epsilon: Annotated[float | None, typer.Option(min=1e-9, max=1000, help="Lifetime ε of a record.")] = None,
     delta: Annotated[
-        float | None, typer.Option(min=1e-30, max=0.5, help="Lifetime δ. [default: 1/(100 max_records)]")
+        float | None, typer.Option(min=1e-30, max=0.5, help="Lifetime δ.", show_default="1/(100 max_records)")
     ] = None,
     profile: Annotated[str, typer.Option(help="The board, as `dpagent profiles list` has it.")] = "auto",
     state_dir: Annotated[
         Path | None,
-        typer.Option(help="Directory of ledger and spool. [default: /var/lib/dpagent/state if the file is "
-                     "below /etc, else state]"),
+        typer.Option(
+            help="Directory of ledger and spool.",
+            show_default="/var/lib/dpagent/state if the file is below /etc, else state",
+        ),
     ] = None,
     ledger: Annotated[
         bool, typer.Option("--ledger/--no-ledger", help="Whether to begin the ledger of these records.")
@@ -56,7 +61,6 @@ def init(
     touched.
     """
     from agent.custody import begin_ledger
-    from agent.settings import load_agent_settings
     from dpagent.learning.data.opening import open_inferred
     from dpagent.learning.data.settings import DatasetSettings
     from dpagent.storage import write_atomically
@@ -85,13 +89,13 @@ def init(
     }
     _require_valid(values)
     write_atomically(config, _text(values).encode(), mode=0o644)
-    settings = load_agent_settings(config)
+    settings = agent_settings(config)
     typer.echo(f"Wrote {config}. It declares what your records are: read its section `data`.")
     if ledger:
         begin_ledger(settings.ledger_files, settings.lifetime_budgets)
         budget = settings.budget
         typer.echo(
-            f"Began the ledger of {name!r} in {settings.state_dir}: ε = {budget.epsilon:g}, "
+            f"Began the ledger of {settings.data.name!r} in {settings.state_dir}: ε = {budget.epsilon:g}, "
             f"δ = {budget.delta:g} for its whole life. Leave its second head, "
             f"{settings.ledger_files.second_head}, out of backups."
         )
@@ -146,14 +150,19 @@ def _require_valid(values: dict[str, Any]) -> None:
     from agent.profile import load_profile
     from agent.settings import AgentSettings
     from dpagent.configuration import complaint
+    from dpagent.overrides import overridden
 
+    # The ledger is begun for what the agent will read.
+    made = overridden(AgentSettings, values, over())
+    if made.problems:
+        raise UsageError("\n".join(made.problems))
     try:
-        AgentSettings.model_validate(values)
+        AgentSettings.model_validate(made.values)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in problem["loc"])
         raise UsageError(f"{key}: {complaint(problem)}.") from error
-    load_profile(values["profile"])
+    load_profile(made.values["profile"])
 
 
 def _text(values: dict[str, Any]) -> str:
@@ -178,6 +187,8 @@ def _text(values: dict[str, Any]) -> str:
     return "\n".join(
         [
             "# Written by `dpagent init`. All keys: docs/configuration.md, or dpagent config show.",
+            "# What is not set here is from the board's profile. DPAGENT_MQTT__URL in the environment stands",
+            "# over mqtt.url, and `dpagent run --set mqtt.url=…` over both. Paths are relative to this file.",
             "# The fleet, and the key by which this board knows its coordinator.",
             part("fleet", "coordinator_key"),
             "# Ledger and spool. The ledger is the record of what these data have spent: never delete it.",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
+from cli.configurations import AgentConfig, SetOptions, agent_settings
 from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
 
 
 def run(
-    config: Annotated[Path, typer.Option(help="The device's agent.yaml.")],
+    config: AgentConfig = None,
+    options: SetOptions = None,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
     """Run the agent on this device until SIGTERM or Ctrl-C.
@@ -23,8 +22,7 @@ def run(
     start_logging(log_level)
     stop = StopSignals()
     from agent.daemon import Agent
-    from agent.settings import load_agent_settings
 
-    agent = Agent(load_agent_settings(config))  # It may decode records for a long time.
+    agent = Agent(agent_settings(config, options))  # It may decode records for a long time.
     agent.run(stop.serving())
     raise typer.Exit(stop.exit_code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +14,7 @@ from dpagent.configuration import FilePath, Settings, changed_settings, load_set
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.model_files import is_model_file
+from dpagent.overrides import Override
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.methods import method_named
 from dpagent.protocol.messages import MIN_SLOT_S
@@ -229,13 +231,13 @@ class FleetSettings(Settings):
         return terms | {"architecture": self.model.spec().digest().hex()}
 
 
-def load_fleet_settings(file: Path) -> FleetSettings:
-    """Read ``fleet.yaml`` with its paths made relative to it.
+def load_fleet_settings(file: Path, overrides: Sequence[Override] = ()) -> FleetSettings:
+    """Read ``fleet.yaml`` with its paths, and those of overrides, made relative to it.
 
     Raises:
-        ConfigurationError: The file is invalid.
+        ConfigurationError: The file or an override is invalid.
     """
-    settings = load_settings(file, FleetSettings)
+    settings = load_settings(file, FleetSettings, overrides=overrides)
     changes: dict[str, object] = {
         "state_dir": resolve(settings.state_dir, file),
         "keys_dir": resolve(settings.keys_dir, file),

@@ -1,44 +1,26 @@
 """YAML files checked against a schema, with errors that name file, line and key.
 
-The schema is a pydantic model, which also generates the reference page. A file is first
-parsed to nodes, so that every error can name the line of its value.
+The schema is a pydantic model, which also generates the reference page. Variables of the environment and
+options stand over the file (:mod:`dpagent.overrides`); an error in one of their values names them.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from dpagent.errors import ConfigurationError, ParameterError
+from dpagent.overrides import Overridden, Override, keys_of, overlaid, overridden, successor
 from dpagent.wording import counted, named
-
-_Location = tuple[int | str, ...]
-
-
-_MOST_CHARACTERS = 1_000_000
+from dpagent.yaml_file import Document, Location, dotted, read_document
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads ``1e-5`` as a number, as YAML 1.2 does."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(?:inf|Inf|INF))$|^\.(?:nan|NaN|NAN)$"
-    ),
-    list("-+0123456789."),
-)
+class WithheldError(ValueError):
+    """What is wrong with a value that may hold a secret, so that it is not shown."""
 
 
 class Settings(BaseModel):
@@ -61,30 +43,41 @@ FilePath = Annotated[Path, Field(strict=False), AfterValidator(_not_empty)]
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-def load_settings(path: Path, schema: type[SettingsT], *, base: Mapping[str, Any] | None = None) -> SettingsT:
+def load_settings(
+    path: Path,
+    schema: type[SettingsT],
+    *,
+    base: Mapping[str, Any] | None = None,
+    overrides: Sequence[Override] = (),
+) -> SettingsT:
     """Read a YAML file as ``schema``.
 
     Relative paths inside the file are unchanged; :func:`resolve` makes them relative
-    to the file.
+    to the file. So it does with those of overrides.
 
     Args:
         path: The file.
         schema: What it must be.
-        base: Values that hold where the file has none (:func:`overlaid`).
+        base: Values that hold where the file has none (:func:`~dpagent.overrides.overlaid`).
+        overrides: What holds in place of the file's values, the strongest last.
 
     Raises:
         ConfigurationError: The file is missing or not YAML, a key is unknown or missing, or
-            a value has the wrong type or range. The text has one line per problem, with file,
-            line, key, actual value and expectation.
+            a value has the wrong type or range. The text has one line per problem, with file and
+            line, or the override, key, actual value and expectation.
     """
-    node, values = _read(path, example=f"{_first_key(schema)}: …")
-    lines, _ = _line_numbers(node)
+    document = read_document(path, example=f"{_first_key(schema)}: …")
+    made = overridden(schema, overlaid(base or {}, document.values), overrides)
+    problems = made.problems
     try:
-        return schema.model_validate(overlaid(base or {}, values))
+        settings = schema.model_validate(made.values)
     except ValidationError as error:
-        raise ConfigurationError(
-            "\n".join(_sentence(path, lines, problem, schema) for problem in error.errors(include_url=False))
-        ) from error
+        problems += [
+            _sentence(document, made, problem, schema) for problem in error.errors(include_url=False)
+        ]
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    return settings
 
 
 _EXPECTED: Final = {
@@ -142,8 +135,9 @@ def complaint(problem: Mapping[str, Any]) -> str:
     # The input of a check across keys is the whole section: do not repeat it.
     came = "" if "input" not in problem or isinstance(value, dict) else f"got {shown}; "
     if problem["type"] in ("value_error", "assertion_error"):
-        text = str(problem["ctx"]["error"]).rstrip(".")
-        return text if repr(value) in text else came + text
+        error = problem["ctx"]["error"]
+        text = str(error).rstrip(".")
+        return text if repr(value) in text or isinstance(error, WithheldError) else came + text
     return f"{came}expected {_expected(problem['type'], problem.get('ctx', {}), str(problem['msg']))}"
 
 
@@ -191,144 +185,11 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any], section:
     return changes
 
 
-def lines_of(path: Path) -> dict[str, int]:
-    """The line of every key in a YAML file, by its dotted name.
-
-    Raises:
-        ConfigurationError: The file is missing or not YAML.
-    """
-    lines, _ = _line_numbers(_read(path, example="fleet: meadow")[0])
-    return {_dotted(location): line for location, line in lines.items() if location}
-
-
-def overlaid(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with ``values`` over it: sections key by key, all else (lists too) as a whole.
-
-    >>> overlaid({"a": {"b": 1, "c": [2]}, "d": 3}, {"a": {"c": []}, "e": 4})
-    {'a': {'b': 1, 'c': []}, 'd': 3, 'e': 4}
-    """
-    both = dict(base)
-    for key, value in values.items():
-        below = both.get(key)
-        if isinstance(below, Mapping) and isinstance(value, Mapping):
-            both[key] = overlaid(below, value)
-        else:
-            both[key] = value
-    return both
-
-
-def load_yaml(path: Path, *, example: str) -> dict[Any, Any]:
-    """The keys and values of a YAML file without a schema check.
-
-    Args:
-        path: The file.
-        example: A possible first line, for the error message.
-
-    Raises:
-        ConfigurationError: The file is missing or not YAML, or has a duplicate key.
-    """
-    _, values = _read(path, example=example)
-    return values
-
-
-def _read(path: Path, *, example: str) -> tuple[yaml.MappingNode, dict[Any, Any]]:
-    """The file as nodes with line numbers, and as plain values."""
-    try:
-        with path.open(encoding="utf-8") as stream:
-            text = stream.read(_MOST_CHARACTERS + 1)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}. Give the path of a YAML file.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(
-            f"{path} is not UTF-8 text ({error.reason} at byte {error.start})."
-        ) from error
-    if len(text) > _MOST_CHARACTERS:
-        raise ConfigurationError(
-            f"{path} has more than {_MOST_CHARACTERS:,} characters; expected a short YAML file."
-        )
-    try:
-        node = yaml.compose(text, Loader=_Loader)
-        if (number := _line_of_itself(node, (), set())) is not None:
-            raise ConfigurationError(f"{path}:{number}: a value contains itself.")
-        if _size(node, {}) > _MOST_CHARACTERS:
-            raise ConfigurationError(f"{path}: aliases expand to too many values; write them out.")
-        values = yaml.load(text, Loader=_Loader)  # a SafeLoader: plain values only
-    except RecursionError as error:
-        raise ConfigurationError(f"{path}: maps or lists are nested too deeply.") from error
-    except (yaml.YAMLError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f"{path}:{mark.line + 1}" if mark is not None else str(path)
-        problem = getattr(error, "problem", None) or str(error)
-        raise ConfigurationError(f"{line}: not valid YAML: {problem}.") from error
-    if not isinstance(node, yaml.MappingNode) or not isinstance(values, dict):
-        raise ConfigurationError(f"{path}:1: expected keys and values, such as `{example}`.")
-    _, repeated = _line_numbers(node)
-    if repeated:
-        raise ConfigurationError(
-            "\n".join(f"{path}:{line}: {_dotted(key)}: duplicate key." for key, line in repeated)
-        )
-    return node, values
-
-
 def _first_key(schema: type[BaseModel]) -> str:
     return next(iter(schema.model_fields))
 
 
-def _children(node: yaml.Node) -> list[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        return [value for _, value in node.value]
-    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
-
-
-def _line_of_itself(node: yaml.Node | None, ancestors: tuple[int, ...], seen: set[int]) -> int | None:
-    """The line of a value that contains itself through an alias, if there is one."""
-    if node is None or id(node) in ancestors:
-        return None if node is None else int(node.start_mark.line) + 1
-    if id(node) in seen:
-        return None
-    found = (_line_of_itself(child, (*ancestors, id(node)), seen) for child in _children(node))
-    line = next((line for line in found if line is not None), None)
-    seen.add(id(node))
-    return line
-
-
-def _size(node: yaml.Node | None, known: dict[int, int]) -> int:
-    """The number of values in a node with all aliases expanded."""
-    if node is None:
-        return 0
-    if id(node) not in known:
-        known[id(node)] = 1 + sum(_size(child, known) for child in _children(node))
-    return known[id(node)]
-
-
-def _line_numbers(root: yaml.MappingNode) -> tuple[dict[_Location, int], list[tuple[_Location, int]]]:
-    """The line of every key and list item by its location, and the duplicate keys."""
-    lines: dict[_Location, int] = {(): 1}
-    repeated: list[tuple[_Location, int]] = []
-
-    def walk(node: yaml.Node, location: _Location) -> None:
-        children: Iterable[tuple[int | str, yaml.Node, yaml.Node]] = ()
-        if isinstance(node, yaml.MappingNode):
-            children = [(str(key.value), key, value) for key, value in node.value]
-        elif isinstance(node, yaml.SequenceNode):
-            children = [(index, value, value) for index, value in enumerate(node.value)]
-        for name, place, value in children:
-            key = (*location, name)
-            line = place.start_mark.line + 1
-            if key in lines:
-                repeated.append((key, line))
-            lines[key] = line
-            walk(value, key)
-
-    walk(root, ())
-    return lines, repeated
-
-
-def _dotted(location: _Location) -> str:
-    return ".".join(str(part) for part in location)
-
-
-def _known_keys(schema: type[BaseModel], location: _Location) -> list[str]:
+def _known_keys(schema: type[BaseModel], location: Location) -> list[str]:
     """The allowed keys of the section at ``location``, if plain nesting determines them."""
     for part in location:
         annotation: Any = (
@@ -340,22 +201,48 @@ def _known_keys(schema: type[BaseModel], location: _Location) -> list[str]:
     return list(schema.model_fields)
 
 
-def _sentence(path: Path, lines: dict[_Location, int], problem: Any, schema: type[BaseModel]) -> str:
-    location: _Location = tuple(problem["loc"])
-    # Tags of a discriminated union appear in the location but not in the file: skip them.
-    known: _Location = ()
-    for part in location:
-        if (*known, part) in lines:
-            known = (*known, part)
-    where = f"{path}:{lines[known]}: "
-    match problem["type"]:
+def _sentence(document: Document, made: Overridden, problem: Any, schema: type[BaseModel]) -> str:
+    known = _in_values(tuple(problem["loc"]), made.values)
+    kind = problem["type"]
+    where = f"{_place(document, made, known, is_missing=kind == 'missing')}: "
+    match kind:
         case "extra_forbidden":
+            if now := successor(known, keys_of(schema)):
+                return f"{where}{dotted(known)}: unknown key. {now} took its place."
             choices = ", ".join(_known_keys(schema, known[:-1]))
-            return f"{where}{_dotted(known)}: unknown key." + (
+            return f"{where}{dotted(known)}: unknown key." + (
                 f" Expected one of: {choices}." if choices else ""
             )
         case "missing":
-            return f"{where}{_dotted((*known, location[-1]))}: this key is missing."
+            return f"{where}{dotted((*known, problem['loc'][-1]))}: this key is missing."
         case _:
-            key = f"{_dotted(known)}: " if known else ""
+            key = f"{dotted(known)}: " if known else ""
             return f"{where}{key}{complaint(problem)}."
+
+
+def _in_values(location: Location, values: Mapping[str, Any]) -> Location:
+    """A location of pydantic's as it is in the values, which have no tags of discriminated unions."""
+    known: Location = ()
+    place: Any = values
+    for part in location:
+        if (isinstance(place, Mapping) and part in place) or (
+            isinstance(place, Sequence)
+            and not isinstance(place, str)
+            and isinstance(part, int)
+            and part < len(place)
+        ):
+            known, place = (*known, part), place[part]  # type: ignore[index]
+    return known
+
+
+def _place(document: Document, made: Overridden, known: Location, *, is_missing: bool) -> str:
+    """Where a value stands; of what does not fit together, all places."""
+    for end in range(len(known), 0, -1):
+        if (source := made.sources.get(known[:end])) is not None:
+            return source
+    where = document.place(known)
+    # A key that is missing in a section of the file is no override's fault.
+    if is_missing and known in document.lines:
+        return where
+    sources = [source for location, source in made.sources.items() if location[: len(known)] == known]
+    return f"{where}, with {', '.join(dict.fromkeys(sources))}" if sources else where

@@ -43,12 +43,12 @@ _MEANINGS: dict[ExitCode, str] = {
     ),
     ExitCode.CONFIGURATION: (
         "A configuration file or a chosen name is missing, malformed or unknown; also a number out of range "
-        "in a file."
+        "in a file, a `DPAGENT_` variable or `--set`."
     ),
     ExitCode.DATA: "Training or test data are missing, unreadable or do not fit the model.",
     ExitCode.LEDGER: (
         "A ledger is missing or unreadable, its hash chain is broken, it is older than its second head, or "
-        "`agent.yaml` has a larger budget than it."
+        "the configuration has a larger budget than it."
     ),
     ExitCode.BROKER: "The MQTT broker cannot be started or reached, or it refuses the credentials.",
     ExitCode.STATE_IN_USE: "Another process uses the same state directory.",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
+from dpagent.overrides import Override
 from dpagent.protocol.signing import CoordinatorKey
 from dpagent.protocol.topics import FleetName
 from dpagent.transport.settings import MqttSettings
@@ -51,13 +53,13 @@ class MixerSettings(Settings):
         return self
 
 
-def load_mixer_settings(file: Path) -> MixerSettings:
-    """Read ``mixer.yaml`` with its paths made relative to it.
+def load_mixer_settings(file: Path, overrides: Sequence[Override] = ()) -> MixerSettings:
+    """Read ``mixer.yaml`` with its paths, and those of overrides, made relative to it.
 
     Raises:
-        ConfigurationError: The file is invalid.
+        ConfigurationError: The file or an override is invalid.
     """
-    settings = load_settings(file, MixerSettings)
+    settings = load_settings(file, MixerSettings, overrides=overrides)
     return settings.model_copy(
         update={"keys_dir": resolve(settings.keys_dir, file), "mqtt": settings.mqtt.resolved(file)}
     )

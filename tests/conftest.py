@@ -16,6 +16,10 @@ from hypothesis import HealthCheck, Phase
 
 BrokerFactory = Callable[..., Broker]
 
+# What a developer has set for a board of their own is no setting of a test's.
+for variable in [name for name in os.environ if name.startswith("DPAGENT_")]:
+    del os.environ[variable]
+
 # No deadline: the machines of tests are busy. `explore` looks at other examples in every run.
 # A machine that is busy is no finding.
 hypothesis.settings.register_profile(

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from cli.commands import Commands
+from cli.configurations import AgentConfig, agent_settings
 from cli.options.rows import DATA
 from cli.options.table import Given, with_options
 from cli.output import write_json
@@ -86,7 +87,7 @@ def check(
 
 
 @app.command()
-def decode(config: Annotated[Path, typer.Option(help="The device's agent.yaml.")]) -> None:
+def decode(config: AgentConfig = None) -> None:
     """Decode all records that are new, now. Stop the agent first.
 
     A running agent decodes a few new records after each round, and what it finds counts fifteen minutes
@@ -96,10 +97,10 @@ def decode(config: Annotated[Path, typer.Option(help="The device's agent.yaml.")
     """
     from agent.profile import load_profile
     from agent.records import Records, decode_at_once
-    from agent.settings import load_agent_settings, on_board
+    from agent.settings import on_board
     from dpagent.storage import StateDirectory
 
-    settings = load_agent_settings(config)
+    settings = agent_settings(config)
     data = on_board(settings, load_profile(settings.profile)).data
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     with StateDirectory(settings.state_dir):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from cli.configurations import fleet_settings
 from dpagent.configuration import Settings
 from dpagent.errors import ConfigurationError, ParameterError, require_count
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
@@ -195,9 +196,7 @@ def target_from(options: PlanOptions, *, config: Path | None) -> PlanTarget:
 
 
 def _from_fleet(file: Path) -> dict[str, Any]:
-    from coordinator.settings import load_fleet_settings
-
-    settings = load_fleet_settings(file)
+    settings = fleet_settings(file)
     privacy, schedule = settings.privacy, settings.privacy.spending
     return {
         "epsilon": privacy.epsilon,

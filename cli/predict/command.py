@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.configurations import agent_settings
 from cli.options.rows import DATA
 from cli.options.table import Given, with_options
 from cli.tables import reader_may_leave
@@ -92,9 +93,7 @@ def _model_file(model: Path) -> Path:
     """The model, or that of a board."""
     if model.suffix not in (".yaml", ".yml"):
         return model
-    from agent.settings import load_agent_settings
-
-    file = load_agent_settings(model).model_file
+    file = agent_settings(model).model_file
     if not file.exists():
         raise DataError(
             f"The board of {model} has no model yet: {file} comes when a job of its fleet is finished. Is "

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cli.commands import Commands
-from cli.configurations import kind_of
+from cli.configurations import AnyConfig, find, kind_of, over
 from cli.output import write_json
 from cli.tables import reader_may_leave
 from dpagent.errors import ConfigurationError, ExitCode, StorageError, UsageError
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 app = Commands(help="Run agent, coordinator or mixer as a service of systemd.", no_args_is_help=True)
 
-ConfigOption = Annotated[Path, typer.Option(help="The agent.yaml, fleet.yaml or mixer.yaml of the service.")]
 RootOption = Annotated[
     Path | None,
     typer.Option(
@@ -41,7 +40,7 @@ _SHOWN: Final = ("ActiveState", "SubState", "StatusText", "MainPID", "NRestarts"
 
 
 @app.command()
-def install(config: ConfigOption, root: RootOption = None) -> None:
+def install(config: AnyConfig = None, root: RootOption = None) -> None:
     """Install a daemon as a service that starts with the machine, in a sandbox, and start it.
 
     It runs as the user `dpagent`, which is made, and writes below /var/lib/dpagent alone (the agent) or
@@ -50,8 +49,10 @@ def install(config: ConfigOption, root: RootOption = None) -> None:
     """
     from cli.service.unit import SYSUSERS
 
-    service = _service_of(config.absolute())
-    _require_sound(service, config.absolute())
+    _require_no_overrides()
+    file = find(config, "agent", "coordinator", "mixer").absolute()
+    service = _service_of(file)
+    _require_sound(service, file)
     base = root or Path("/")
     if root is None:
         _require_root()
@@ -63,7 +64,7 @@ def install(config: ConfigOption, root: RootOption = None) -> None:
         typer.echo(f"{unit} and {base / _SYSUSERS} are written; nothing is started.")
         return
     _run("systemd-sysusers", str(base / _SYSUSERS))
-    for secret in _secrets(config.absolute()):
+    for secret in _secrets(file):
         _give(secret)
     _run("systemctl", "daemon-reload")
     _run("systemctl", "enable", f"{service.name}.service")
@@ -192,6 +193,19 @@ def _service_of(config: Path) -> Service:
     return service
 
 
+def _require_no_overrides() -> None:
+    """Refuse variables that the service would not have.
+
+    Raises:
+        UsageError: There are some.
+    """
+    if names := ", ".join(each.source for each in over()):
+        raise UsageError(
+            f"{names}: set here, and not where systemd starts the service. Write it into the file, and unset "
+            "it here; or add it to the installed unit with `systemctl edit`."
+        )
+
+
 def _groups_of(paths: Sequence[Path]) -> tuple[str, ...]:
     """The groups that may read what others may not."""
     from cli.service.unit import USER
@@ -229,7 +243,8 @@ def _require_sound(service: Service, config: Path) -> None:
 
 def _secrets(config: Path) -> list[Path]:
     """The file of the password, if there is one."""
-    from dpagent.configuration import load_yaml, resolve
+    from dpagent.configuration import resolve
+    from dpagent.yaml_file import load_yaml
 
     section = load_yaml(config, example="fleet: meadow").get("mqtt") or {}
     name = section.get("password_file")

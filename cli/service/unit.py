@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cli.configurations import Kind
+from cli.configurations import ETC, FILES, Kind
 
 USER: Final = "dpagent"
 _HIDDEN: Final = (Path("/home"), Path("/root"), Path("/run/user"))
@@ -24,11 +24,6 @@ _DAEMONS: Final[dict[Kind, tuple[str, str]]] = {
     "mixer": ("mixer run", "mixes a fleet's fragments"),
 }
 """The command of each, and what it does."""
-_CONFIGURATIONS: Final[dict[Kind, str]] = {
-    "agent": "agent.yaml",
-    "coordinator": "fleet.yaml",
-    "mixer": "mixer.yaml",
-}
 _MEMORY_PERCENT: Final = 60
 """Of the machine's memory, that a service may take."""
 _RESTARTS_NOT: Final = "2 3 4 5 9"
@@ -169,10 +164,7 @@ def packaged(program: Path) -> dict[Path, str]:
 
     ``dpagent service install`` writes a service for one configuration over it, which sees fewer places.
     """
-    services = [
-        Service(kind, Path("/etc/dpagent") / name, None, (), (), None)
-        for kind, name in _CONFIGURATIONS.items()
-    ]
+    services = [Service(kind, ETC / name, None, (), (), None) for kind, name in FILES.items()]
     return {
         Path("usr/lib/sysusers.d/dpagent.conf"): SYSUSERS,
         Path("usr/lib/tmpfiles.d/dpagent.conf"): TMPFILES,

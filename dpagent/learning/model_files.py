@@ -12,13 +12,13 @@ import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpagent.configuration import load_yaml
 from dpagent.errors import ConfigurationError
 from dpagent.extras import extra_needed
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.models.description import from_description
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork
+from dpagent.yaml_file import load_yaml
 
 
 def find_model(name: str) -> ModelSpec:

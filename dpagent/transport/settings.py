@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from dpagent.configuration import FilePath, Settings, resolve
+from dpagent.configuration import FilePath, Settings, WithheldError, resolve
 from dpagent.errors import ConfigurationError
 
 _DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
@@ -24,7 +24,7 @@ def broker_url(url: str) -> str:
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
         raise ValueError("expected mqtt://host[:port], or mqtts://host[:port] for TLS")
     if parts.username is not None or parts.password is not None:
-        raise ValueError("credentials do not belong in the URL; use `username` and `password_file`")
+        raise WithheldError("credentials do not belong in the URL; use `username` and `password_file`")
     if parts.path not in ("", "/") or parts.query or parts.fragment:
         raise ValueError("expected only mqtt://host[:port], without a path or query")
     if parts.port == 0:  # urlsplit raises ValueError for a port out of range

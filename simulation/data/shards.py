@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from dpagent.configuration import load_yaml
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.derived import Subset
 from dpagent.learning.data.formats.npz import save_npz
@@ -22,6 +21,7 @@ from dpagent.learning.models.built_ins import BUILT_IN
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import counted, named
+from dpagent.yaml_file import load_yaml
 from simulation.data.source import Source, open_source
 from simulation.fitting_model import model_file
 from simulation.layout import Layout

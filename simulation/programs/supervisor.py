@@ -12,12 +12,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 from dpagent.errors import ChildProcessError, ExitCode
+from dpagent.overrides import without_overrides
 from dpagent.storage import disk_errors
 
 _PR_SET_PDEATHSIG = 1
@@ -150,7 +150,8 @@ def python_module(module: str, *arguments: str) -> list[str]:
 
 
 def _spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    environment: Mapping[str, str] = os.environ | {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1"}
+    # The file of each program holds as it is: a variable would be one setting for all of them.
+    environment = without_overrides(os.environ) | {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1"}
     with disk_errors(log), log.open("ab") as stream:
         try:
             return subprocess.Popen(
