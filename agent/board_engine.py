@@ -68,6 +68,7 @@ class BoardEngine:
             graph=graph,
             microbatch=self._profile.microbatch,
             processes=self._profile.processes,
+            memory_mib=self._profile.engine_memory_mib,
             trusted=self._settings.trusted_graphs,
             views=views,
             groups=groups,
@@ -85,7 +86,8 @@ class BoardEngine:
         file = self._settings.state_dir / "engine.json"
         told = self._settings.engine
         kinds = [_KINDS[told]] if told in _KINDS else [*_KINDS.values()]
-        choice = (kinds[0], 1) if len(kinds) == bench.processes == 1 else _choice_kept(file, purpose)
+        is_given = len(kinds) == bench.processes == 1 and bench.memory_mib is None
+        choice = (kinds[0], 1) if is_given else _choice_kept(file, purpose)
         if choice is not None and choice[0] in kinds:
             try:
                 return bench.make(*choice)
@@ -115,13 +117,14 @@ def _result(trial: Trial) -> str:
 
 
 def _purpose(bench: Bench) -> str:
-    """The key of an engine choice: another model, limit on processes or package version needs a new trial."""
+    """The key of an engine choice: another model, limit or package version needs a new trial."""
     graph = b"" if bench.graph is None else hashlib.sha256(bench.graph).digest()
     what = (
         bench.spec.digest().hex(),
         graph.hex(),
         bench.microbatch,
         bench.processes,
+        bench.memory_mib,
         bench.views,
         bench.groups,
         bench.norm,

@@ -71,6 +71,10 @@ class Profile(Settings):
     """Records whose gradients are in memory at once; small caches need few."""
     processes: Annotated[int, Field(ge=1, le=MAX_PROCESSES)] = 1
     """Cores that training may use at most, each by a process of its own. The agent tries how many pay."""
+    engine_memory_mib: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Most memory that computing gradients may take, with all its processes, besides what the agent takes
+    anyway. In the trial, an engine that takes more is left out, and so are more processes than fit; a plan
+    for which none is left is declined."""
     niceness: Annotated[int, Field(ge=0, le=19)] = 10
     """The agent's nice value; a higher value gives way to the board's own work."""
     max_records: Annotated[int, Field(ge=1, le=MAX_RECORDS)] | None = None

@@ -118,11 +118,28 @@ def test_a_damaged_choice_is_made_again(tmp_path: Path, kept: str) -> None:
 
 
 def test_an_engine_that_was_told_is_taken_or_the_round_declined(tmp_path: Path) -> None:
-    told = trainer(tmp_path, engine="onnx")
-    run(told, TASK, GRAPH, WEIGHTS)
-    assert not (tmp_path / "state" / "engine.json").exists()
+    settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="onnx"))
+    started_trainer(settings)
+    unlimited = load_profile("generic-x86-64").model_copy(update={"engine_memory_mib": None})
+    run(Trainer(settings, unlimited), TASK, GRAPH, WEIGHTS)
+    assert not (tmp_path / "state" / "engine.json").exists(), "there is nothing to try"
+    run(trainer(tmp_path, engine="onnx"), TASK, GRAPH, WEIGHTS)
+    assert choice(tmp_path)["engine"] == "onnx", "whether it fits into the profile's limit is tried"
     with pytest.raises(UnsuitableEngineError, match="the coordinator sent no training graph"):
         run(trainer(tmp_path, engine="onnx"), TASK, {}, WEIGHTS)
+
+
+def test_a_round_is_declined_if_no_engine_fits_into_the_memory_that_the_profile_leaves_it(
+    tmp_path: Path,
+) -> None:
+    settings = load_agent_settings(write_agent(tmp_path, None, KEY))
+    started_trainer(settings)
+    small, enough = (
+        load_profile("generic-x86-64").model_copy(update={"engine_memory_mib": mib}) for mib in (1, 256)
+    )
+    run(Trainer(settings, enough), TASK, GRAPH, WEIGHTS)
+    with pytest.raises(UnsuitableEngineError, match=r"takes \d+ MiB; engine_memory_mib of the profile is 1"):
+        Trainer(settings, small).prepare(TASK, GRAPH, WEIGHTS)  # The choice that is kept was another limit's.
 
 
 def test_a_plan_that_allows_too_little_for_float_sums_is_declined(tmp_path: Path) -> None:

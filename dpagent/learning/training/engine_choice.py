@@ -1,17 +1,20 @@
 """The fastest engine on this board, and in how many processes, found by a trial of a second or two.
 
 All give the same sums, to the float64 error that the noise allows for, so the choice touches nothing but time
-and memory. What is tried is public: made-up records and the seed's initial weights.
+and memory. What is tried is public: made-up records and the seed's initial weights. Engines that take more
+memory than they may are left out, and so are more processes than fit.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
+import os
 import socket
 import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final, Literal, TypeAlias
@@ -24,6 +27,7 @@ from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.forks import end, forked
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.parallel_engine import ParallelEngine
+from dpagent.learning.training.process_memory import own_mib, shared_mib
 from dpagent.norm import Norm
 
 log = logging.getLogger(__name__)
@@ -73,6 +77,8 @@ class Bench:
         graph: the coordinator's training graph, for the ``onnx`` engine; None where there is none.
         microbatch: as of :class:`~dpagent.learning.training.engine.Engine`.
         processes: that may compute side by side, at most.
+        memory_mib: that an engine may take with all its processes, besides what the program has anyway; None
+            if nothing limits it.
         views: of each record.
         groups: how many clip norms there are.
         norm: in which records are clipped.
@@ -83,6 +89,7 @@ class Bench:
     graph: bytes | None = None
     microbatch: int = 32
     processes: int = 1
+    memory_mib: int | None = None
     views: int = 1
     groups: int = 1
     norm: Norm = Norm.L2
@@ -213,17 +220,56 @@ def _trial(kind: EngineKind, bench: Bench, seconds: Sequence[_Seconds]) -> Trial
 
 
 def _timings(bench: Bench, kind: EngineKind, counts: Sequence[int]) -> Iterator[_Seconds]:
-    """The time that a small lot takes, again and again.
+    """The time that a small lot takes, again and again, in as many processes as fit into the memory.
 
     Raises:
         UnsuitableEngineError: the engine cannot be used.
     """
-    engine = bench.make(kind)
+    before_mib = _own_mib_here() if bench.memory_mib is not None else 0.0
+    engine, lot = bench.make(kind), _Lot(bench)
+    if bench.memory_mib is not None:
+        counts = _fitting(engine, counts, lot, before_mib, bench.memory_mib)
     made = [in_processes(engine, count) for count in counts]
     engines = {each.processes: each for each in made}
-    lot = _Lot(bench)
     while True:
         yield {count: lot.seconds(engine) for count, engine in engines.items()}
+
+
+def _fitting(
+    engine: Engine, counts: Sequence[int], lot: _Lot, before_mib: float, limit_mib: int
+) -> list[int]:
+    """The numbers of processes in which an engine takes no more memory than it may; one alone, where the
+    system does not say.
+
+    Raises:
+        UnsuitableEngineError: it takes more in one.
+    """
+    lot.seconds(engine)
+    alone = _own_mib_here() - before_mib
+    if alone > limit_mib:
+        raise UnsuitableEngineError(
+            f"for this model it takes {math.ceil(alone)} MiB; engine_memory_mib of the profile is {limit_mib}"
+        )
+    fitting = [1]
+    for count in [count for count in counts if count > 1]:
+        made = in_processes(engine, count)
+        if not isinstance(made, ParallelEngine):
+            break
+        lot.seconds(made)
+        # What this process had alone, its forks have too now, until one of them writes to it.
+        with suppress(OSError):
+            if alone + own_mib(*made.forks) + shared_mib(os.getpid(), *made.forks) <= limit_mib:
+                fitting.append(count)
+        made.close()
+    return fitting
+
+
+def _own_mib_here() -> float:
+    """Of this process; 0 where the system does not say."""
+    try:
+        return own_mib(os.getpid())
+    except OSError:
+        return 0.0
 
 
 def _timings_elsewhere(bench: Bench, kind: EngineKind, counts: Sequence[int]) -> Generator[_Seconds]:

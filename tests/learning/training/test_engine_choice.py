@@ -23,6 +23,7 @@ from dpagent.learning.training.parallel_engine import ParallelEngine
 from dpagent.norm import Norm
 
 DIGITS = built_in("digits")
+SENSORS: dict[str, Any] = {"spec": built_in("sensor-cnn"), "graph": None, "microbatch": 32}
 
 
 def bench(**changes: Any) -> Bench:
@@ -59,6 +60,51 @@ def test_as_many_processes_are_taken_as_pay(
         assert engine.is_whole
         engine.close()
     assert children() == before
+
+
+@pytest.mark.parametrize(
+    ("limit", "processes", "expected"),
+    [(None, 3, 3), (1_000, 3, 3), (30, 3, 1), (47, 3, 2), (30, 1, 1)],
+)
+def test_no_more_processes_are_taken_than_fit_into_the_memory(
+    monkeypatch: pytest.MonkeyPatch, limit: int | None, processes: int, expected: int
+) -> None:
+    """One process takes 21 MiB for this model, two take 40, three 55."""
+    monkeypatch.setattr(calibration._Lot, "seconds", _as_if_more_paid(calibration._Lot.seconds))
+    before = children()
+    given = bench(**SENSORS, processes=processes, memory_mib=limit)
+    engine, (trial,) = choose_engine(given, ["numpy"])
+    assert (engine.processes, trial.processes) == (expected, expected)
+    if isinstance(engine, ParallelEngine):
+        engine.close()
+    assert children() == before
+
+
+def _as_if_more_paid(measured: Any) -> Any:
+    """Compute a lot once, and say that more processes are faster, whatever this machine is busy with."""
+    known: set[int] = set()
+
+    def seconds(lot: Any, engine: Any) -> float:
+        if engine.processes not in known:
+            known.add(engine.processes)
+            measured(lot, engine)
+        return 1.0 / engine.processes
+
+    return seconds
+
+
+def test_an_engine_that_takes_more_memory_than_it_may_is_not_taken() -> None:
+    with pytest.raises(UnsuitableEngineError, match=r"takes \d+ MiB; engine_memory_mib of the profile is 12"):
+        choose_engine(bench(**SENSORS, memory_mib=12), ["numpy"])
+
+
+def test_where_the_system_tells_no_memory_one_process_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def untold(*_: int) -> float:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(calibration, "own_mib", untold)
+    monkeypatch.setattr(calibration._Lot, "seconds", _as_if_more_paid(calibration._Lot.seconds))
+    assert choose_engine(bench(processes=3, memory_mib=1_000), ["numpy"])[0].processes == 1
 
 
 def children() -> set[int]:
