@@ -143,12 +143,12 @@ def show(
     from agent.rounds import declined_rounds, noise_alone_rounds
     from dpagent.storage import disk_errors
 
-    files = ledger_files(state_dir, config)
-    ledger = audit(files.state_dir)
+    state_dir = ledger_files(state_dir, config).state_dir
+    ledger = audit(state_dir)
     datasets = _summary(ledger)
-    connection, _ = open_ledger(files.state_dir)
+    connection, _ = open_ledger(state_dir)
     try:
-        with disk_errors(files.database):
+        with disk_errors(state_dir / "ledger.db"):
             declined, noise_alone = [
                 [asdict(entry) for entry in read(connection)]
                 for read in (declined_rounds, noise_alone_rounds)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.configurations import AnyConfig, agent_settings, configuration, fleet_settings
+from cli.configurations import AnyConfig, agent_settings, configuration, fleet_settings, stated
 from cli.findings import as_json, exit_code_of, lines_of, summary_of
 from cli.output import write_json
 from cli.tables import reader_may_leave
@@ -49,20 +49,25 @@ def doctor(
 
 
 def _findings(config: Path | None, *, asks_broker: bool) -> Iterator[Finding]:
-    from dpagent.diagnosis import problem, problem_of
+    from dpagent.diagnosis import fine, problem, problem_of
     from dpagent.errors import DpagentError
 
     try:
         found = configuration(config)
+        read = fine("configuration", stated(found.file, found.overrides))
         match found.kind:
             case "agent":
                 from agent.diagnosis import examine as examine_board
 
-                yield from examine_board(agent_settings(found.file), asks_broker=asks_broker)
+                board = agent_settings(found.file)
+                yield read
+                yield from examine_board(board, asks_broker=asks_broker)
             case "coordinator":
                 from coordinator.diagnosis import examine as examine_coordinator
 
-                yield from examine_coordinator(fleet_settings(found.file), asks_broker=asks_broker)
+                coordinator = fleet_settings(found.file)
+                yield read
+                yield from examine_coordinator(coordinator, asks_broker=asks_broker)
             case "mixer":
                 yield problem(
                     "configuration", f"{found.file} is a mixer's",

@@ -59,8 +59,8 @@ an error (in Kubernetes, set `enableServiceLinks: false`), and so is an empty on
 `dpagent budget raise`, another `data.name` is another budget, and another `state_dir` has no ledger, wherever
 it is set.
 
-Without `--config`, a command reads the file that `DPAGENT_CONFIG` names, else the one in the working
-directory, else the one in `/etc/dpagent`.
+The programs of `dpagent demo` have their files alone. Without `--config`, a command reads the file that
+`DPAGENT_CONFIG` names, else the one in the working directory, else the one in `/etc/dpagent`.
 """
 
 _FILES: list[tuple[str, str, type[BaseModel]]] = [

@@ -65,6 +65,18 @@ def test_exactly_the_modules_that_no_program_imports_say_so(graph: grimp.ImportG
     assert marked == unused
 
 
+def test_commands_read_a_configuration_with_all_its_layers() -> None:
+    """By `cli.configurations`, which knows the default places, variables and options. A service has no more
+    than its file."""
+    loaders = {"load_agent_settings", "load_fleet_settings", "load_mixer_settings"}
+    allowed = {ROOT / "cli/configurations.py", ROOT / "cli/service/command.py"}
+    for file in set((ROOT / "cli").rglob("*.py")) - allowed:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        names = {alias.name for node in imports for alias in node.names}
+        assert not names & loaders, f"{file}: take agent_settings(config) and its like"
+
+
 def test_every_module_of_the_programs_is_reached(graph: grimp.ImportGraph) -> None:
     programs = {module for module in graph.modules if module.partition(".")[0] in PROGRAMS}
     assert programs - reached(graph, entry_points(graph)) == set()

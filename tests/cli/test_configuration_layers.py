@@ -169,6 +169,29 @@ def test_check_looks_at_the_whole(here: Path) -> None:
     assert dpagent("config", "check", "--set", "rounds").returncode == ExitCode.USAGE
 
 
+def test_doctor_says_which_configuration_it_looked_at(board: Path) -> None:
+    found = dpagent("doctor", "--no-broker", DPAGENT_DATA__MAX_RECORDS="70")
+    assert found.stdout.splitlines()[0].split(maxsplit=2) == [
+        "ok", "configuration", "agent.yaml, DPAGENT_DATA__MAX_RECORDS",
+    ]  # fmt: skip
+    wrong = dpagent("doctor", "--no-broker", DPAGENT_MQTT__PASSWORD="geheim")
+    assert wrong.returncode == ExitCode.CONFIGURATION
+    assert "Did you mean DPAGENT_MQTT__PASSWORD_FILE?" in wrong.stdout
+    assert "geheim" not in wrong.stdout
+
+
+def test_a_plan_is_priced_for_what_the_coordinator_would_take(here: Path) -> None:
+    written(here / "fleet.yaml", fleet_values(None))
+
+    def epsilon(**variables: str) -> float:
+        words = ("plan", "--config", "fleet.yaml", "--rounds", "2", "--json", "-")
+        result = dpagent(*words, **variables)
+        assert result.returncode == 0, result.stderr
+        return float(json.loads(result.stdout)["epsilon_target"])
+
+    assert epsilon(DPAGENT_PRIVACY__EPSILON="3.5") == 3.5 != epsilon()
+
+
 def test_what_a_file_leaves_to_variables_tells_what_it_is(here: Path) -> None:
     values = agent_values(None, KEY)
     data, budget = values.pop("data"), values.pop("budget")
