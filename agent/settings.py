@@ -163,8 +163,10 @@ def load_agent_settings(file: Path, overrides: Sequence[Override] = ()) -> Agent
     )
     files = settings.ledger_files
     if real_path(files.second_head).is_relative_to(real_path(files.state_dir)):
+        names = [each.source for each in overrides if each.key[0] in ("ledger", "state_dir")]
+        where = ", ".join([str(file), *names])
         raise ConfigurationError(
-            f"{file}: ledger.second_head: {files.second_head} is in the state directory {files.state_dir}; "
-            "expected a place that a copy of that directory does not contain."
+            f"{where}: ledger.second_head: {files.second_head} is in the state directory "
+            f"{files.state_dir}; expected a place that a copy of that directory does not contain."
         )
     return settings

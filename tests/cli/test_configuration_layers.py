@@ -329,6 +329,8 @@ def test_a_ledger_that_a_copy_would_take_back_is_refused_wherever_it_is_set(
     before = state_of(board)
     result = dpagent("run", *options, **variables)
     assert result.returncode == ExitCode.CONFIGURATION, result.stderr
+    (name,) = [*variables, *(option.partition("=")[0] for option in options[1:])]
+    assert name in result.stderr.partition(": ledger.second_head: ")[0]
     assert state_of(board) == before
 
 
