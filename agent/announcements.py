@@ -263,6 +263,19 @@ class Announcements:
         self._busy_until = slots.begins_at + slots.number * self._publisher.slot_s(announced.plan)
         self._publisher.open_window(announced.plan, *slots)
 
+    def put_off(self, announced: Announced, slots: Slots) -> None:
+        """The slots of a round have become more: its training was paused.
+
+        What was announced meanwhile waits until they are over, as it would for the slots of before.
+        """
+        announced.fixed_until = self._publisher.training_ends_at(announced.plan, *slots)
+        if self._underway is announced:
+            self._slots = slots
+            ends_at = slots.begins_at + slots.number * self._publisher.slot_s(announced.plan)
+            self.wait_until(ends_at)
+        if self.current is announced:
+            self._publisher.open_window(announced.plan, *slots)
+
     def wait_until(self, time: float) -> None:
         """No work on a round begins before a time (monotonic), unless it has begun already."""
         self._busy_until = max(self._busy_until, time)

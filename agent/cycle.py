@@ -10,6 +10,11 @@ after a crash at any point the next start continues from disk.
 From the charge on, nothing that a record can cause changes whether, when, and with how many bytes the device
 speaks (:mod:`agent.training`). An update that is ready sooner is not taken before the end of the time that
 its training has: so what an announcement finds in between does not tell how long training took.
+
+While the governor (:mod:`agent.governor`) holds training back, nothing here goes on: no round is decided on,
+whether the device would take part or sit out, nothing is charged, training stands still, and no update is
+taken, done or not. A round that is charged gets as many slots more as its pauses last. What is spooled leaves
+at its times, and receipts are heeded.
 """
 
 from __future__ import annotations
@@ -18,13 +23,15 @@ import logging
 import math
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
 from agent.admission import TooLate, admit, require_finite, require_key, require_time_left
 from agent.announcements import Announced, Announcements, Model, Phase
 from agent.charges import Price, charge_of
+from agent.energy import EnergyMeter
+from agent.governor import Governor
 from agent.limit_settings import LimitSettings
 from agent.limits import require_training_time, require_within
 from agent.publisher import Publisher, Slots
@@ -83,8 +90,12 @@ class _InTraining:
     announced: Announced
     task: RoundTask
     answer: Future[Update]
+    slots: Slots
+    """That training has by its trial."""
     over_at: float
     """The update is not taken before (monotonic), however soon it is ready."""
+    paused_s: float = 0.0
+    """How long it was held back, also after training was done. Public."""
 
 
 class Cycle:
@@ -98,6 +109,8 @@ class Cycle:
         state: ledger, rounds and spool.
         worker: prepares rounds and trains.
         publisher: sends the spooled fragments.
+        governor: says when the board may train.
+        meter: measures the energy of rounds.
         clock: the program's.
     """
 
@@ -111,9 +124,11 @@ class Cycle:
         state: AgentState,
         worker: Trains,
         publisher: Publisher,
+        governor: Governor,
+        meter: EnergyMeter,
         clock: Clock,
     ) -> None:
-        self._announcements = announcements
+        self._announcements, self._governor, self._meter = announcements, governor, meter
         self._dataset, self._limits, self._records = dataset, limits, records
         self._state, self._worker, self._publisher, self._clock = state, worker, publisher, clock
         self._sitting_out = SittingOut(announcements, limits, state=state, publisher=publisher, clock=clock)
@@ -123,6 +138,8 @@ class Cycle:
         """When it counts as one that never answers (monotonic)."""
         self._worked_at = math.inf
         """When the training process was last asked for something; infinite if it is not there."""
+        self._held_since: float | None = None
+        """Since when the governor holds training back (monotonic); None: it does not."""
 
     # The announced round goes on as far as it can.
 
@@ -130,6 +147,8 @@ class Cycle:
         """Seconds until :meth:`advance` can do something of its own accord; infinite if a message must
         come."""
         announced, now = self._announcements.current, self._clock.monotonic()
+        if self._held_since is not None:
+            return self._governor.due_in_s()
         if self._at_work is not None:
             if not isinstance(self._at_work, _Admitted) and now < self._at_work.over_at:
                 return self._at_work.over_at - now
@@ -148,17 +167,14 @@ class Cycle:
         Raises:
             StorageError: the disk fails; what is charged and not spooled is run again after a restart.
         """
+        self._meter.sample()
+        if self._is_held():
+            return
         at_work, announced = self._at_work, self._announcements.current
         if at_work is not None:
             if self.due_in_s() == 0:
                 self._at_work = None
-                match at_work:
-                    case _Admitted():
-                        self._take_prepared(at_work)
-                    case _InTraining(announced) if announced.why_not is not None:
-                        self._take_rehearsal(at_work, announced.why_not)
-                    case _InTraining():
-                        self._take_update(at_work)
+                self._take(at_work)
             elif self._clock.monotonic() >= self._answers_by:
                 log.error("the training process does not answer, and is ended")
                 self._worker.end()  # With that, it has answered.
@@ -180,10 +196,79 @@ class Cycle:
         elif announced.phase is Phase.REPEAT:
             self._repeat(announced, model)
 
+    def _take(self, at_work: _Admitted | _InTraining) -> None:
+        """Take what the training process has answered."""
+        match at_work:
+            case _Admitted():
+                self._take_prepared(at_work)
+            case _InTraining(announced):
+                self._note_energy(announced.plan)
+                if announced.why_not is not None:
+                    self._take_rehearsal(at_work, announced.why_not)
+                else:
+                    self._take_update(at_work)
+
+    def _note_energy(self, plan: Plan) -> None:
+        """Keep what the board has taken since the charge, for its owner."""
+        if (energy := self._meter.end()) is not None:
+            log.info("round %d of %d: %s", plan.round, plan.rounds, energy)
+            self._state.note_energy(plan.job.hex(), plan.round, energy)
+
     def rest(self) -> None:
         """End the training process, until it is needed again."""
         self._worker.end()
         self._worked_at = math.inf
+
+    # The governor holds training back.
+
+    def _is_held(self) -> bool:
+        """Whether nothing goes on now."""
+        at_work, announced, now = self._at_work, self._announcements.current, self._clock.monotonic()
+        waits = announced is not None and announced.phase is not Phase.SETTLED and now >= announced.begins_at
+        if at_work is None and not waits:
+            self._governor.settle()
+            self._held_since = None
+            return False
+        if self._governor.why_not(begins=at_work is None) is None:
+            if self._held_since is not None:
+                self._go_on(now - self._held_since)
+            return False
+        if self._held_since is None:
+            self._held_since = now
+            if at_work is not None:
+                self._worker.pause()
+            if isinstance(at_work, _InTraining):
+                at_work.announced.fixed_until = math.inf  # Until it is known when its slots end.
+        if at_work is None and now >= self._worked_at + _IDLE_S:
+            self.rest()
+        if isinstance(at_work, _InTraining) and now >= at_work.over_at and self._is_replaced(at_work):
+            self._at_work = None
+            self.rest()
+            self._take(at_work)
+        return True
+
+    def _go_on(self, held_s: float) -> None:
+        """Training goes on. What was to be done by some time has so much longer."""
+        self._held_since = None
+        self._worker.resume()
+        self._answers_by += held_s
+        match self._at_work:
+            case _Admitted(began_at=began_at, asked_at=asked_at) as admitted:
+                self._at_work = replace(admitted, began_at=began_at + held_s, asked_at=asked_at + held_s)
+            case _InTraining(announced, slots=slots, paused_s=paused_s) as training:
+                # As many whole slots more as all its pauses last, whether training was done by then or not.
+                paused_s += held_s
+                more = math.ceil(paused_s / self._publisher.slot_s(announced.plan))
+                slots = Slots(slots.begins_at, slots.number + more)
+                self._announcements.put_off(announced, slots)
+                over_at = self._publisher.training_ends_at(announced.plan, *slots)
+                self._at_work = replace(training, over_at=over_at, paused_s=paused_s)
+
+    def _is_replaced(self, training: _InTraining) -> bool:
+        """Whether another round has replaced one that trains: nothing of it will leave."""
+        plan = training.announced.plan
+        known = self._state.round(plan.job.hex(), plan.round)
+        return known is None or known.state not in (RoundState.CHARGED, RoundState.SITTING_OUT)
 
     # The device decides. It has read no record.
 
@@ -279,7 +364,8 @@ class Cycle:
             return
         why_not = announced.why_not
         try:
-            longest_s, took_s = admitted.answer.result()
+            share = self._governor.processor_share
+            longest_s, took_s = (seconds / share for seconds in admitted.answer.result())
             require_training_time(longest_s, self._limits)
             slots = self._slots(admitted, longest_s, took_s)
             if not admitted.is_decided:
@@ -310,7 +396,8 @@ class Cycle:
         self._answers_by = slots.begins_at + _PATIENCE * longest_s
         if why_not is None:
             faults.reached(FaultPoint.AGENT_TRAINS)
-        self._at_work = _InTraining(announced, admitted.task, self._worker.update(), over_at)
+        self._meter.begin()
+        self._at_work = _InTraining(announced, admitted.task, self._worker.update(), slots, over_at)
 
     def _slots(self, admitted: _Admitted, longest_s: float, took_s: float) -> Slots:
         """The time that training has, or would have had the device admitted the round."""

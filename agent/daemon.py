@@ -15,11 +15,14 @@ from typing import Final
 from agent.announcements import Announcements
 from agent.cycle import Cycle
 from agent.database import ledger_errors
+from agent.energy import EnergyMeter
+from agent.governor import Governor, require_public_disk
 from agent.latest_model import LatestModel
 from agent.limits import shown
 from agent.profile import check_board, open_profile
 from agent.publisher import Publisher
 from agent.records import CACHED_BYTES, Records
+from agent.sensors import Sensors
 from agent.settings import AgentSettings, on_board
 from agent.state import AgentState
 from agent.worker import Worker
@@ -55,14 +58,17 @@ class Agent:
     Args:
         settings: ``agent.yaml``, with paths resolved.
         clock: the program's; to be replaced in tests.
+        sensors: the board's; likewise.
 
     Raises:
         ConfigurationError, DataError, LedgerError, StateInUseError, StorageError: The
             device cannot start; the text gives the reason.
     """
 
-    def __init__(self, settings: AgentSettings, *, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
+    def __init__(
+        self, settings: AgentSettings, *, clock: Clock | None = None, sensors: Sensors | None = None
+    ) -> None:
+        self._clock, sensors = clock or SystemClock(), sensors or Sensors()
         self._began_at = self._clock.monotonic()
         loaded = open_profile(settings.profile)
         profile = loaded.profile
@@ -70,6 +76,7 @@ class Agent:
         log.info("board profile %s: %s", loaded.name, profile.description)
         self._settings = settings = on_board(settings, profile)
         require_declared(settings.data)
+        require_public_disk(settings.governor, settings.state_dir, settings.data.path)
         os.nice(max(0, profile.niceness - os.nice(0)))
         self._verifier = Verifier(settings.coordinator_key, settings.fleet)
         self._topics = Topics(settings.fleet)
@@ -118,6 +125,7 @@ class Agent:
             ask_again=self._session.ask_again,
             clock=self._clock,
         )
+        self._governor = Governor(settings.governor, settings.state_dir, sensors, self._clock)
         self._cycle = Cycle(
             self._announcements,
             settings.data.name,
@@ -126,6 +134,8 @@ class Agent:
             state=self._state,
             worker=Worker(settings, profile),
             publisher=self._publisher,
+            governor=self._governor,
+            meter=EnergyMeter(sensors.root, self._clock),
             clock=self._clock,
         )
         self._reported_bytes = (0, 0)
@@ -176,6 +186,7 @@ class Agent:
     def close(self) -> None:
         """End training, close the database and let go of the directory."""
         self._latest_model.stop()
+        self._governor.stop()
         self._cycle.rest()
         self._state.close()
 
@@ -235,7 +246,8 @@ class Agent:
         plan, phase = current.plan, current.phase.name.lower()
         if plan.state == "finished":
             return f"connected; job {plan.job.hex()[:8]} is finished"
-        return f"connected; round {plan.round} of job {plan.job.hex()[:8]}: {phase}"
+        held = "" if self._governor.held is None else f"; training is held back: {self._governor.held}"
+        return f"connected; round {plan.round} of job {plan.job.hex()[:8]}: {phase}{held}"
 
     def _complain_of_silence(self) -> None:
         """Say, once a connection, what it may mean that no plan comes."""

@@ -20,12 +20,16 @@ from agent.audit import audit, open_ledger, verify
 from agent.board import Board
 from agent.charges import Budget, BudgetChange, Charge
 from agent.database import no_ledger, no_second_head
+from agent.energy import EnergyMeter
+from agent.governor import Governor, require_public_disk
 from agent.heads import read_second_head
 from agent.limit_settings import LimitSettings
 from agent.limits import BeyondLimitError, require_within
 from agent.profile import LoadedProfile, fits_memory, open_profile
 from agent.rounds import declined_rounds
+from agent.sensors import Sensors
 from agent.settings import AgentSettings, on_board
+from dpagent.clock import SystemClock
 from dpagent.diagnosis import (
     Finding,
     clock,
@@ -55,6 +59,8 @@ _LEDGER_BYTES_A_CHARGE: Final = 1_400
 _SPOOL_BYTES: Final = 16 << 20
 _TRAINING_MIB: Final = 160
 _IMPORT_S: Final = 60.0
+_GOVERNOR_S: Final = 5.0
+"""A load is measured in two seconds, and most commands answer in less."""
 _SOON: Final = 0.1
 """Share of a lifetime budget below which its owner is warned."""
 
@@ -79,6 +85,7 @@ def examine(settings: AgentSettings, *, asks_broker: bool = True) -> Iterator[Fi
     yield from storage(
         settings.state_dir, settings.limits.maximum_charges * _LEDGER_BYTES_A_CHARGE + _SPOOL_BYTES
     )
+    yield from governed(settings, Sensors())
     yield from _engine(settings, loaded)
     yield from _ledger(settings)
     yield _data(settings)
@@ -129,6 +136,43 @@ def misfits(loaded: LoadedProfile, board: Board) -> Iterator[Finding]:
     else:
         name = board.model or board.compatible[0]
         yield warning("profile", f"{loaded.name} is for another board; this is {name}", other)
+
+
+def governed(settings: AgentSettings, sensors: Sensors) -> Iterator[Finding]:
+    """What the governor sees, and whether a round would begin now.
+
+    Args:
+        settings: ``agent.yaml``, with the profile's.
+        sensors: of the board.
+    """
+    wanted = settings.governor
+    if not wanted.model_dump(exclude_defaults=True):
+        yield fine("governor", "trains whenever there is a round: no `governor` in agent.yaml or the profile")
+        return
+    try:
+        require_public_disk(wanted, settings.state_dir, settings.data.path)
+    except DpagentError as error:
+        yield problem_of("governor", error)
+        return
+    governor = Governor(wanted, settings.state_dir, sensors, SystemClock())
+    try:
+        until = time.monotonic() + _GOVERNOR_S
+        while (why_not := governor.why_not(begins=True)) and governor.awaits and time.monotonic() < until:
+            time.sleep(governor.due_in_s())
+        readings = ", ".join(governor.readings())
+    finally:
+        governor.stop()
+    seen = f" ({readings})" if readings else ""
+    if why_not is None:
+        yield fine("governor", f"a round would begin now{seen}")
+    else:
+        yield warning(
+            "governor", f"no round would begin now: {why_not}{seen}", "It begins when that is over."
+        )
+    if (source := EnergyMeter(sensors.root, SystemClock()).source) is not None:
+        yield fine("energy", f"{source} measures what each round takes; `dpagent budget show` has it")
+    for absent in governor.absent():
+        yield warning("governor", absent, "Take the key out, or let `command` answer.")
 
 
 def _engine(settings: AgentSettings, loaded: LoadedProfile) -> Iterator[Finding]:

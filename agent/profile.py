@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from agent.board import Board
+from agent.governor_settings import GovernorSettings
 from agent.limit_settings import LimitSettings
 from dpagent.configuration import Settings, load_settings
 from dpagent.errors import ConfigurationError
@@ -81,6 +82,8 @@ class Profile(Settings):
     """Of data that do not declare ``data.max_records``."""
     limits: LimitSettings = LimitSettings()
     """As ``limits`` of ``agent.yaml``, where a key that is set there replaces the one here."""
+    governor: GovernorSettings = GovernorSettings()
+    """As ``governor`` of ``agent.yaml``, likewise."""
 
 
 _Chain = tuple[tuple[str, Mapping[str, Any]], ...]

@@ -76,6 +76,8 @@ def create_rounds(connection: sqlite3.Connection) -> None:
             state TEXT NOT NULL CHECK (state IN ({", ".join(f"'{state}'" for state in RoundState)})),
             reason TEXT,
             changed_at REAL NOT NULL,
+            energy_j REAL,
+            energy_source TEXT,
             UNIQUE (job, round)
         ) STRICT"""
     )
@@ -147,6 +149,14 @@ class Rounds:
             "UPDATE rounds SET state = ?, reason = coalesce(?, reason), plan = coalesce(?, plan),"
             " changed_at = ? WHERE job = ? AND round = ?",
             (state, reason, plan, now, job, number),
+        )
+
+    def add_energy(self, job: str, number: int, joules: float, source: str) -> None:
+        """Add to the energy that a round has taken, as a sensor of the board measures it."""
+        self._connection.execute(
+            "UPDATE rounds SET energy_j = coalesce(energy_j, 0) + ?, energy_source = ?"
+            " WHERE job = ? AND round = ?",
+            (joules, source, job, number),
         )
 
     def charged(self) -> set[tuple[str, int]]:
@@ -231,6 +241,25 @@ class Explained:
     job: str
     round: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnergy:
+    """The energy that the rounds of a job have taken, as far as they are on record and were measured."""
+
+    job: str
+    rounds: int
+    joules: float
+    source: str
+
+
+def energy_of_jobs(connection: sqlite3.Connection) -> list[JobEnergy]:
+    """The energy of each job, by each sensor that measured it, in order."""
+    rows = connection.execute(
+        "SELECT job, count(*) AS rounds, sum(energy_j) AS joules, energy_source AS source FROM rounds"
+        " WHERE energy_j IS NOT NULL GROUP BY job, energy_source ORDER BY min(number)"
+    )
+    return [JobEnergy(**row) for row in rows]
 
 
 def declined_rounds(connection: sqlite3.Connection) -> list[Explained]:

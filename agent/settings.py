@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from agent.charges import Budget
 from agent.columns import account_name
 from agent.data_settings import DataSettings
+from agent.governor_settings import GovernorSettings
 from agent.heads import LedgerFiles, second_head_beside
 from agent.limit_settings import LimitSettings
 from agent.profile import AUTO, Profile, is_profile_path
@@ -88,6 +89,7 @@ class AgentSettings(Settings):
     """A board, as ``dpagent profiles list`` names it, or the path of your own profile, relative to this file.
     ``auto``: the one that ``dpagent profiles detect`` finds."""
     limits: LimitSettings = LimitSettings()
+    governor: GovernorSettings = GovernorSettings()
     engine: Literal["auto", "numpy", "onnx"] = "auto"
     """The engine that computes gradients; ``auto`` measures both on this board and keeps the faster one. By
     default the profile's."""
@@ -130,12 +132,20 @@ class AgentSettings(Settings):
 def on_board(settings: AgentSettings, profile: Profile) -> AgentSettings:
     """The settings of an agent on a board: its profile's where ``agent.yaml`` is silent."""
     limits = profile.limits.model_dump(exclude_unset=True) | settings.limits.model_dump(exclude_unset=True)
+    governor = profile.governor.model_dump(exclude_unset=True) | settings.governor.model_dump(
+        exclude_unset=True
+    )
     data = settings.data
     if data.max_records is None:
         data = data.model_copy(update={"max_records": profile.max_records})
     engine = settings.engine if "engine" in settings.model_fields_set else profile.engine
     return settings.model_copy(
-        update={"limits": LimitSettings.model_validate(limits), "data": data, "engine": engine}
+        update={
+            "limits": LimitSettings.model_validate(limits),
+            "governor": GovernorSettings.model_validate(governor),
+            "data": data,
+            "engine": engine,
+        }
     )
 
 

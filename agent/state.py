@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from agent.charges import Budget, Charge
 from agent.database import StateDatabase, ledger_errors, no_ledger, no_second_head
+from agent.energy import Energy
 from agent.heads import LedgerFiles, SecondHead, read_head, read_second_head, require_head
 from agent.ledger import Ledger
 from agent.rounds import KnownRound, RoundState
@@ -184,6 +185,11 @@ class AgentState(StateDatabase):
         faults.reached(FaultPoint.AGENT_SPOOLED)
         # From here on, an older copy of the state may not run the round again.
         self.save_second_head()
+
+    def note_energy(self, job: str, number: int, energy: Energy) -> None:
+        """Add to the energy that the board has taken for a round. Not durable: it is a note for the owner."""
+        with ledger_errors(self.file), transaction(self.connection, durable=False):
+            self.rounds.add_energy(job, number, energy.joules, energy.source)
 
     def mark_sent(self, resend_at: Mapping[bytes, float], now: float) -> None:
         """Note published fragments, with the resend time of each by digest.

@@ -32,6 +32,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.brake import Brake
 from agent.decoding import COUNTS_AFTER_S
 from agent.profile import Profile
 from agent.rows import RowStore
@@ -123,6 +124,14 @@ class Trains(Protocol):
         """
         ...
 
+    def pause(self) -> None:
+        """Keep training from going on, wherever it is, until :meth:`resume`."""
+        ...
+
+    def resume(self) -> None:
+        """Let training go on."""
+        ...
+
     def look(self) -> None:
         """Begin to look at the data, for later rounds, if a round has read them.
 
@@ -177,6 +186,7 @@ class Worker:
 
     def __init__(self, settings: AgentSettings, profile: Profile) -> None:
         self._start = Start(settings, profile, logging.getLogger().getEffectiveLevel())
+        self._share = settings.governor.processor_share
         self._rows = RowStore(settings.state_dir, settings.data)
         self._counts_at = -math.inf
         """When what the last look finds counts at the latest (monotonic)."""
@@ -190,7 +200,7 @@ class Worker:
             self.end()
             try:
                 self._forget_cut_look()
-                self._running = _Process(self._start)
+                self._running = _Process(self._start, self._share)
             except (OSError, StorageError) as error:
                 answer: Future[Any] = Future()
                 answer.set_exception(WorkerError(f"the training process cannot be started: {error}"))
@@ -201,6 +211,17 @@ class Worker:
         """As of :class:`Trains`."""
         assert self._running is not None  # a round was prepared
         return self._running.ask(None)
+
+    def pause(self) -> None:
+        """As of :class:`Trains`. All processes of training stop; a look at the data goes on, since what it
+        finds counts at a time that is promised."""
+        if self._running is not None:
+            self._running.brake.hold()
+
+    def resume(self) -> None:
+        """As of :class:`Trains`."""
+        if self._running is not None:
+            self._running.brake.release()
 
     def look(self) -> None:
         """As of :class:`Trains`."""
@@ -237,9 +258,13 @@ class _NoMore:
 
 class _Process:
     """A training process that runs, and two threads: one writes questions, which may wait until the process
-    reads, one reads its answers."""
+    reads, one reads its answers.
 
-    def __init__(self, start: Start) -> None:
+    Attributes:
+        brake: of the process and its forks, which are a group of their own in the agent's session.
+    """
+
+    def __init__(self, start: Start, share: float) -> None:
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as closing:
             closing.enter_context(theirs)
@@ -249,7 +274,9 @@ class _Process:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env=child_environment() | _MEMORY,
+                process_group=0,
             )
+            self.brake = Brake(self._process.pid, share)
             self._connection = Connection(ours.detach())
         self._asked: list[Future[Any]] = []
         self._lock = threading.Lock()
@@ -279,8 +306,8 @@ class _Process:
         return answer
 
     def kill(self) -> None:
-        """End it, whatever it is at."""
-        self._process.kill()
+        """End it and its forks, whatever they are at."""
+        self.brake.kill()
         self._reader.join(_ENDING_S)
 
     def _write(self) -> None:
@@ -306,6 +333,7 @@ class _Process:
         except (EOFError, OSError):
             pass
         finally:
+            self.brake.let_go()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_HANGING_UP_S)  # Its own exit code says why.
             self._process.kill()

@@ -16,6 +16,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+from agent.priority import give_way
 from agent.training import Trainer, Work
 from agent.worker import MORE_NICENESS, Failed, Look, Order, Prepared, Said, Start, said
 from dpagent.protocol.task import RoundTask
@@ -65,10 +66,9 @@ class _Questions:
 def serve(connection: Connection) -> None:
     """Answer until the agent hangs up, which ends the process."""
     start: Start = connection.recv()
+    give_way(start.profile.niceness + MORE_NICENESS)  # Before there are other threads.
     answers, questions = _Answers(connection), _Questions(connection)
     logging.basicConfig(level=start.log_level, handlers=[answers], format="%(message)s")
-    niceness = min(19, start.profile.niceness + MORE_NICENESS)
-    os.nice(max(0, niceness - os.nice(0)))
     trainer: Trainer | None = None
     work: Work | None = None
     while True:

@@ -140,7 +140,7 @@ def show(
     A job reserves its whole ε and δ with its first round; the rest remains for other jobs.
     """
     from agent.audit import audit, open_ledger
-    from agent.rounds import declined_rounds, noise_alone_rounds
+    from agent.rounds import declined_rounds, energy_of_jobs, noise_alone_rounds
     from dpagent.storage import disk_errors
 
     state_dir = ledger_files(state_dir, config).state_dir
@@ -149,16 +149,20 @@ def show(
     connection, _ = open_ledger(state_dir)
     try:
         with disk_errors(state_dir / "ledger.db"):
-            declined, noise_alone = [
+            declined, noise_alone, energy = [
                 [asdict(entry) for entry in read(connection)]
-                for read in (declined_rounds, noise_alone_rounds)
+                for read in (declined_rounds, noise_alone_rounds, energy_of_jobs)
             ]
     finally:
         connection.close()
     if as_json:
         typer.echo(
             json.dumps(
-                finite(_scope() | {"datasets": datasets, "declined": declined, "noise_alone": noise_alone}),
+                finite(
+                    _scope()
+                    | {"datasets": datasets, "declined": declined, "noise_alone": noise_alone}
+                    | {"energy": energy}
+                ),
                 indent=2,
                 ensure_ascii=False,
             )
@@ -182,6 +186,11 @@ def show(
         typer.echo(f"Declined round {row['round']} of job {row['job'][:8]}: {row['reason']}")
     for row in noise_alone:
         typer.echo(f"No record counts in round {row['round']} of job {row['job'][:8]}: {row['reason']}")
+    for row in energy:
+        typer.echo(
+            f"Job {row['job'][:8]} took {row['joules']:.3g} J in {counted(row['rounds'], 'round')}, as "
+            f"{row['source']} measures it."
+        )
 
 
 def _print_accounts(ledger: VerifiedLedger, datasets: Mapping[str, Mapping[str, Any]]) -> None:

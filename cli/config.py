@@ -153,7 +153,7 @@ def _origin(
             above = above.rpartition(".")[0]
     if profile is not None and value is not None:
         of_profile = "max_records" if key == "data.max_records" else key
-        if (key.startswith("limits.") or of_profile in ("engine", "max_records")) and (
+        if (key.startswith(("limits.", "governor.")) or of_profile in ("engine", "max_records")) and (
             name := origin_in(profile, of_profile)
         ):
             return f"profile {name}"

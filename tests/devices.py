@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from boards import BoardTree
 from clocks import MovableClock
 from fleets import DIGITS, write_agent
 from ledgers import DATASET, open_state
@@ -18,9 +19,12 @@ from neighbours import decode_here
 from agent.announcements import Announcements
 from agent.board_engine import BoardEngine
 from agent.cycle import Cycle
+from agent.energy import EnergyMeter
+from agent.governor import Governor
 from agent.profile import Profile, load_profile
 from agent.publisher import Publisher
 from agent.records import Records
+from agent.sensors import Sensors
 from agent.settings import AgentSettings, load_agent_settings
 from agent.state import AgentState
 from agent.training import Trainer, Work
@@ -76,7 +80,17 @@ def started_trainer(settings: AgentSettings) -> Trainer:
     return _QuickTrainer(settings, load_profile("generic-x86-64"))
 
 
-class AtOnce:
+class Unpaused:
+    """Training that a test never finds in the middle."""
+
+    def pause(self) -> None:
+        pass
+
+    def resume(self) -> None:
+        pass
+
+
+class AtOnce(Unpaused):
     """Trains in the tests' process, before it answers. A round takes the time that the test says."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -125,6 +139,7 @@ class Device:
     clock: MovableClock
     trainer: Trainer
     worker: AtOnce
+    board: BoardTree
     asked_at: list[float] = field(default_factory=list)
 
     def take_plan(self, plan: Plan) -> bool:
@@ -168,14 +183,14 @@ class Device:
 
 @contextmanager
 def open_device(directory: Path, **changes: Any) -> Iterator[Device]:
-    """A device with 50 digits.
+    """A device with 50 digits, on a board whose kernel tells what a test writes to ``board``.
 
     Args:
         directory: for its configuration, data and state; what is there of an earlier one goes on.
         changes: of its ``agent.yaml``.
     """
     settings = load_agent_settings(write_agent(directory, None, KEY, **({"engine": "numpy"} | changes)))
-    clock = MovableClock(unix=5_000.0)
+    clock, board = MovableClock(unix=5_000.0), BoardTree(directory / "board")
     state = open_state(directory / "state")
     line: Any = Line()
     asked_at: list[float] = []
@@ -194,10 +209,12 @@ def open_device(directory: Path, **changes: Any) -> Iterator[Device]:
     )  # fmt: skip
     cycle = Cycle(
         announcements, DATASET, settings.limits,
-        records=trainer.records.dataset, state=state, worker=worker, publisher=publisher, clock=clock,
+        records=trainer.records.dataset, state=state, worker=worker, publisher=publisher,
+        governor=Governor(settings.governor, settings.state_dir, Sensors(board.root), clock),
+        meter=EnergyMeter(board.root, clock), clock=clock,
     )  # fmt: skip
     try:
-        yield Device(announcements, cycle, state, clock, trainer, worker, asked_at)
+        yield Device(announcements, cycle, state, clock, trainer, worker, board, asked_at)
     finally:
         state.close()
 
@@ -229,6 +246,7 @@ class Slow:
         self._at_once.longest_s = longest_s
         self._pending: list[tuple[float, Future[Update], Update]] = []
         self.looked_at: list[float] = []
+        self.is_paused = False
         device.cycle._worker = self
 
     def prepare(self, order: Order) -> Future[Prepared]:
@@ -240,6 +258,12 @@ class Slow:
         self._pending.append((self._device.clock.monotonic() + self._seconds, future, update))
         return future
 
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+
     def look(self) -> None:
         self.looked_at.append(self._device.clock.monotonic())
 
@@ -250,6 +274,8 @@ class Slow:
         """Let time pass in small steps, in which the device does what it can."""
         for _ in range(round(seconds / (PERIOD_S / 4))):
             self._device.clock.advance(PERIOD_S / 4)
+            if self.is_paused:
+                self._pending = [(ends_at + PERIOD_S / 4, *rest) for ends_at, *rest in self._pending]
             for entry in list(self._pending):
                 ends_at, future, update = entry
                 if self._device.clock.monotonic() >= ends_at:
@@ -258,7 +284,7 @@ class Slow:
             self._device.cycle.advance()
 
 
-class Mortal:
+class Mortal(Unpaused):
     """A training process that ends at the first questions of each kind, and then goes on.
 
     Args:

@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from devices import PERIOD_S, Device, Slow, open_device
+from devices import PERIOD_S, Device, Slow, Unpaused, open_device
 from fleets import make_plan, report_plan, update_plan
 
 from agent.worker import Order, Prepared, Update
@@ -150,7 +150,7 @@ def test_a_heavy_plan_takes_as_many_slots_as_the_largest_lot_does_whatever_the_l
     assert slots * SLOT_S <= windows[0] <= slots * SLOT_S + PERIOD_S
 
 
-class Prepares:
+class Prepares(Unpaused):
     """Prepares a round in a time on the device's clock, with some processor time of its own."""
 
     def __init__(self, device: Device, seconds: float, took_s: float) -> None:

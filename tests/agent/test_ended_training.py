@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from devices import Device, Mortal
+from devices import Device, Mortal, Unpaused
 from fleets import make_plan
 
 from agent.worker import Order, Prepared, Update, WorkerError
@@ -67,7 +67,7 @@ def test_a_round_whose_slots_end_after_its_deadline_is_declined_before_the_charg
     assert device.charged() == []
 
 
-class Silent:
+class Silent(Unpaused):
     """A training process that answers no question of one kind until it is ended."""
 
     def __init__(self, device: Device, kind: str) -> None:

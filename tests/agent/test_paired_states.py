@@ -1,8 +1,9 @@
 """Whatever comes between, a device that sits rounds out does as one that takes part: by random walks.
 
 A broker sees a device as it answers announcements, again after restarts, after a training process that
-ended, after plans of other jobs, and after the end of a job. Each step of a walk is done to two devices, of
-which one takes part and the other one sits out: after each, both have as much to send, for the same rounds.
+ended, after plans of other jobs, after the end of a job, and while the board is too hot to train. Each step
+of a walk is done to two devices, of which one takes part and the other one sits out: after each, both have as
+much to send, for the same rounds.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from agent.worker import Update, WorkerError
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import Plan
 
-ON: dict[str, Any] = {"limits": {"dummy_traffic": True}}
-OUT: dict[str, Any] = {"limits": {"dummy_traffic": True, "maximum_job_epsilon": 1e-6}}
+GOVERNOR: dict[str, Any] = {"highest_temperature_c": 70.0}
+ON: dict[str, Any] = {"limits": {"dummy_traffic": True}, "governor": GOVERNOR}
+OUT: dict[str, Any] = {
+    "limits": {"dummy_traffic": True, "maximum_job_epsilon": 1e-6}, "governor": GOVERNOR
+}  # fmt: skip
 SLOTS = 2.5
 STEPS = 14
 
@@ -82,7 +86,10 @@ def steps_of(generator: random.Random) -> list[tuple[str, Step | None]]:
     """What happens, and what to do; None: a power cut."""
     found: list[tuple[str, Step | None]] = []
     for _ in range(STEPS):
-        kind = generator.choice(["plan"] * 4 + ["time"] * 4 + ["restart", "restart", "ends", "finished"])
+        kinds = (
+            ["plan"] * 4 + ["time"] * 4 + ["restart", "restart", "ends", "finished", "hot", "cool", "cool"]
+        )
+        kind = generator.choice(kinds)
         plan = generator.choice(ENDS if kind == "finished" else PLANS)
         slots = generator.choice([0.3, 1.2, 2.0, 4.0])
         what = f"{kind} {plan.job[:1].decode()}{plan.round}" if kind in ("plan", "finished") else kind
@@ -97,8 +104,12 @@ def steps_of(generator: random.Random) -> list[tuple[str, Step | None]]:
         def ended(_: Device, worker: Ended) -> None:
             worker.ends = True
 
+        def heated(device: Device, _: Ended, celsius: float = 90.0 if kind == "hot" else 40.0) -> None:
+            device.board.heat(celsius)
+
         step: dict[str, Step | None] = {
-            "plan": announced, "finished": announced, "time": later, "ends": ended, "restart": None
+            "plan": announced, "finished": announced, "time": later, "ends": ended, "restart": None,
+            "hot": heated, "cool": heated,
         }  # fmt: skip
         found.append((what, step[kind]))
     return found

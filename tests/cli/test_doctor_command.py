@@ -85,6 +85,33 @@ def test_nothing_on_the_board_is_changed(board: Path) -> None:
     assert content() == before
 
 
+# --- the governor ---
+
+
+def test_what_the_governor_sees_is_said_and_whether_it_would_train(tmp_path: Path) -> None:
+    now = time.time()
+    hours = [f"{time.strftime('%H:%M', time.localtime(now + 3_600 * n))}" for n in (2, 3, 23)]
+    closed, opened = f"{hours[0]}-{hours[1]}", f"{hours[2]}-{hours[0]}"
+    board = write_agent(tmp_path, None, KEY, governor={"hours": [closed], "highest_load": 1.0})
+    found = only(of_board(board), "governor", "warning")
+    assert "no round would begin now" in found
+    assert closed in found
+    assert "other programs take" in found
+    command = ["/bin/sh", "-c", "echo it rains; exit 4"]
+    board = write_agent(tmp_path, None, KEY, governor={"hours": [opened], "command": command})
+    assert "sh says no: it rains" in only(of_board(board), "governor", "warning")
+    board = write_agent(tmp_path, None, KEY, governor={"hours": [opened]})
+    assert "a round would begin now" in of_board(board)["governor"]["finding"]
+
+
+def test_a_limit_on_the_disk_of_the_records_is_named_and_the_agent_does_not_start(tmp_path: Path) -> None:
+    board = write_agent(tmp_path, None, KEY, governor={"least_free_disk_mib": 1})
+    assert "least_free_disk_mib is 1" in only(of_board(board), "governor")
+    result = dpagent("run", "--config", board)
+    assert result.returncode == ExitCode.CONFIGURATION
+    assert "least_free_disk_mib is 1" in result.stderr
+
+
 # --- files ---
 
 

@@ -134,6 +134,7 @@ def written(file: Path, values: dict[str, Any]) -> Path:
 def test_every_value_is_shown_with_where_it_is_from(tmp_path: Path) -> None:
     written(tmp_path / "station.yaml", {"extends": "raspberry-pi-cm4", "limits": {"minimum_fragments": 9}})
     values = agent_values(None, KEY, profile="station.yaml", limits={"messages_per_second": 3.0})
+    values["governor"] = {"temperature_drop_c": 3.0}
     del values["limits"]["minimum_fragments"]
     file = written(tmp_path / "agent.yaml", values)
     lines = file.read_text().splitlines()
@@ -144,6 +145,8 @@ def test_every_value_is_shown_with_where_it_is_from(tmp_path: Path) -> None:
 
     assert shown["fleet"] == {"value": "testers", "from": line("fleet:")}
     assert shown["limits.messages_per_second"] == {"value": 3.0, "from": line("messages_per_second")}
+    assert shown["governor.temperature_drop_c"] == {"value": 3.0, "from": line("temperature_drop_c")}
+    assert shown["governor.highest_temperature_c"] == {"value": 75.0, "from": "profile raspberry-pi-4"}
     assert shown["limits.minimum_fragments"] == {"value": 9, "from": f"profile {tmp_path}/station.yaml"}
     assert shown["limits.maximum_model_mib"] == {"value": 128, "from": "profile raspberry-pi-4"}
     assert shown["mqtt.keepalive_s"] == {"value": 30, "from": "default"}

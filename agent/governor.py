@@ -1,0 +1,370 @@
+"""The governor: whether this board may train now.
+
+It reads the clock, the board's sensors and the answers of commands, and its settings. Never a record, nor
+anything that was computed from one: its words for a round (:meth:`Governor.why_not`) have no argument that
+could bring one in. What the agent's own processes take (processor time, memory) does not count: neither
+training, nor a look at the data, which takes as much as new records make it take.
+
+It says so in the log when training begins to wait or pause, and when it goes on.
+
+**A sensor that is absent** holds nothing back: there is nothing to be obeyed. The log says so once, and
+``dpagent doctor`` each time. One that has answered, and does not any more, does hold training back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from agent.governor_settings import GovernorSettings, is_in
+from agent.questions import Question
+from agent.sensors import Sensors, Ticks
+from dpagent.clock import Clock
+from dpagent.errors import ConfigurationError
+from dpagent.wording import counted
+
+log = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.4
+"""Sensors are read so often: with the agent's turn of 0.5 s, training pauses within a second."""
+_LOAD_S: Final = 2.0
+"""Over such times the load is measured,"""
+_LOADS: Final = 5
+"""and so many of them are averaged."""
+_LOAD_TO_BEGIN: Final = 0.8
+"""Of the highest load: training begins and goes on at this part of it."""
+_CHARGE_TO_BEGIN: Final = 5
+"""Points of charge above the least one, at which training goes on."""
+_LINK_PERIOD_S: Final = 20.0
+_METERED: Final = {"u 1": True, "u 2": False, "u 3": True, "u 4": False}
+"""NetworkManager's NMMetered as busctl prints it: yes, no, and both as a guess; 0 is unknown."""
+_ASK_NETWORK_MANAGER: Final = (
+    "busctl", "--system", "get-property", "org.freedesktop.NetworkManager",
+    "/org/freedesktop/NetworkManager", "org.freedesktop.NetworkManager", "Metered",
+)  # fmt: skip
+
+
+class Governor:
+    """The governor of one board.
+
+    Args:
+        settings: the section ``governor``, with the profile's.
+        state_dir: on whose disk there must be room.
+        sensors: of the board.
+        clock: the program's.
+    """
+
+    def __init__(self, settings: GovernorSettings, state_dir: Path, sensors: Sensors, clock: Clock) -> None:
+        self._settings, self._state_dir = settings, state_dir
+        self._sensors, self._clock = sensors, clock
+        self._looked_at = -float("inf")
+        self._against: list[str] = []
+        self._against_begin: list[str] | None = None
+        """None: that was not looked at."""
+        self._held_since: float | None = None
+        self._said: str | None = None
+        self._has_read: set[str] = set()
+        """The sensors that have answered."""
+        self._is_held: set[str] = set()
+        """The checks that hold training back: they let it go on at another value than they stop it at."""
+        self._load = _Load(sensors, clock)
+        self._command = _question(settings.command, settings.command_period_s, clock)
+        self._link = _question(self._link_command(), _LINK_PERIOD_S, clock)
+        for absent in self.absent():
+            log.warning("governor: %s", absent)
+
+    @property
+    def processor_share(self) -> float:
+        """Share of the time in which training runs, in (0, 1]."""
+        return self._settings.processor_share
+
+    @property
+    def held(self) -> str | None:
+        """Why training waits or pauses now; None if it does not."""
+        return self._said
+
+    def why_not(self, *, begins: bool) -> str | None:
+        """Why this board may not train now; None if it may.
+
+        Args:
+            begins: whether a round would begin, and not go on.
+        """
+        now = self._clock.monotonic()
+        if now >= self._looked_at + _LOOK_S or (begins and self._against_begin is None):
+            self._looked_at = now
+            self._against = list(self._checks())
+            self._against_begin = list(self._checks_to_begin()) if begins else None
+        reasons = self._against + (self._against_begin or [] if begins else [])
+        self._note("; ".join(reasons) or None, now, begins=begins)
+        return self._said
+
+    @property
+    def awaits(self) -> bool:
+        """Whether a load is being measured, or a command has not answered yet: soon more is known."""
+        measures = self._settings.highest_load is not None and self._load.share() is None
+        asked = (question for question in (self._command, self._link) if question is not None)
+        return (measures and self._load.is_there) or any(question.answer() is None for question in asked)
+
+    def settle(self) -> None:
+        """There is nothing to train for any more."""
+        self._held_since = self._said = None
+
+    def due_in_s(self) -> float:
+        """Seconds until the sensors are read again."""
+        return max(0.0, self._looked_at + _LOOK_S - self._clock.monotonic())
+
+    def stop(self) -> None:
+        """End the commands that run."""
+        for question in (self._command, self._link):
+            if question is not None:
+                question.stop()
+
+    def absent(self) -> list[str]:
+        """What is asked for and cannot be told on this board, a sentence each."""
+        settings, sensors, found = self._settings, self._sensors, []
+        power = sensors.power()
+        if settings.highest_temperature_c is not None and self._temperature_c() is None:
+            named = f" of {', '.join(settings.thermal_zones)}" if settings.thermal_zones else ""
+            found.append(f"there is no thermal zone{named}: highest_temperature_c holds nothing back")
+        if settings.mains_power and power.on_mains is None:
+            found.append("the kernel names no power supply: this board is taken to be on mains power")
+        if settings.least_battery_percent is not None and power.battery_percent is None:
+            found.append("there is no battery: least_battery_percent holds nothing back")
+        if settings.highest_load is not None and sensors.ticks() is None:
+            found.append("/proc/stat cannot be read: highest_load holds nothing back")
+        if settings.least_free_memory_mib is not None and sensors.available_mib() is None:
+            found.append("/proc/meminfo cannot be read: least_free_memory_mib holds nothing back")
+        if settings.unmetered_link and self._link is None and not sensors.link_is_mobile():
+            found.append(
+                "there is no NetworkManager (or no busctl), so only a modem counts as metered; `command` may"
+                " say more"
+            )
+        return found
+
+    def readings(self) -> Iterator[str]:
+        """What the sensors say, a phrase each, of what matters here."""
+        settings, sensors = self._settings, self._sensors
+        if settings.hours:
+            yield f"it is {_clock_face(self._minute())}"
+        if settings.highest_temperature_c is not None and (celsius := self._temperature_c()) is not None:
+            yield f"{celsius:.0f} °C"
+        power = sensors.power()
+        if settings.mains_power and power.on_mains is not None:
+            yield "on mains power" if power.on_mains else "on battery"
+        if settings.least_battery_percent is not None and power.battery_percent is not None:
+            yield f"battery {power.battery_percent} %"
+        if settings.highest_load is not None and (share := self._load.share()) is not None:
+            yield f"other programs take {share:.0%} of the cores"
+        if settings.least_free_memory_mib is not None and (free := self._free_memory_mib()) is not None:
+            yield f"{free:,} MiB of memory free"
+        if settings.least_free_disk_mib is not None:
+            yield f"{self._free_disk_mib():,} MiB of disk free"
+
+    # The checks: each yields why training waits, or nothing.
+
+    def _checks(self) -> Iterator[str]:
+        """Against a round that begins, and one that goes on."""
+        settings = self._settings
+        minute = self._minute()
+        if settings.hours and not any(is_in(window, minute) for window in settings.hours):
+            yield f"it is {_clock_face(minute)}, outside of {', '.join(settings.hours)}"
+        power = self._sensors.power() if settings.mains_power or settings.least_battery_percent else None
+        if power is not None and settings.mains_power:
+            yield from self._check(
+                "mains", power.on_mains, lambda on_mains, _: not on_mains,
+                lambda _: "this board is on battery", "the power supply",
+            )  # fmt: skip
+        if power is not None and (least := settings.least_battery_percent) is not None:
+            yield from self._check(
+                "battery", power.battery_percent,
+                lambda charge, held: charge < min(100, least + _CHARGE_TO_BEGIN * held),
+                lambda charge: f"the battery has {charge} %, less than {least} %",
+                "the battery's charge",
+            )  # fmt: skip
+        if (highest := settings.highest_temperature_c) is not None:
+            yield from self._check(
+                "temperature", self._temperature_c(),
+                lambda celsius, held: celsius > highest - settings.temperature_drop_c * held,
+                lambda celsius: f"the processor has {celsius:.0f} °C, and is to have at most {highest:g} °C",
+                "the processor's temperature",
+            )  # fmt: skip
+        if (most := settings.highest_load) is not None:
+            yield from self._check(
+                "load", self._load.share(),
+                lambda share, held: share > most * (_LOAD_TO_BEGIN if held else 1),
+                lambda share: f"other programs take {share:.0%} of the cores, more than {most:.0%}",
+                None,
+            )  # fmt: skip
+        if settings.unmetered_link:
+            yield from self._metered()
+        yield from self._owner_says()
+
+    def _checks_to_begin(self) -> Iterator[str]:
+        """Against a round that begins."""
+        settings = self._settings
+        if settings.highest_load is not None and self._load.share() is None and self._load.is_there:
+            yield "the load of other programs is being measured"
+        if (least := settings.least_free_memory_mib) is not None:
+            free = self._free_memory_mib()
+            if free is not None and free < least:
+                yield f"{free:,} MiB of memory are free, less than {least:,} MiB"
+        if (least := settings.least_free_disk_mib) is not None and (free := self._free_disk_mib()) < least:
+            yield f"{free:,} MiB are free in {self._state_dir}, less than {least:,} MiB"
+
+    def _check(
+        self,
+        name: str,
+        value: float | None,
+        is_against: Callable[[float, bool], bool],
+        words: Callable[[float], str],
+        sensor: str | None,
+    ) -> Iterator[str]:
+        """A reading against a bound that is another one while it holds training back.
+
+        Args:
+            name: of the check.
+            value: the reading, or None.
+            is_against: whether a reading holds training back, given whether one did.
+            words: for one that does.
+            sensor: its name, where it holds training back that it does not answer any more.
+        """
+        if value is None:
+            self._is_held.discard(name)
+            if sensor is not None and name in self._has_read:
+                yield f"{sensor} cannot be read any more"
+            return
+        self._has_read.add(name)
+        if is_against(value, name in self._is_held):
+            self._is_held.add(name)
+            yield words(value)
+        else:
+            self._is_held.discard(name)
+
+    def _owner_says(self) -> Iterator[str]:
+        if self._command is None:
+            return
+        answer, name = self._command.answer(), Path(self._settings.command[0]).name
+        if answer is None:
+            yield f"{name} has not answered yet"
+        elif answer.code != 0:
+            yield f"{name} says no" + (f": {answer.text}" if answer.text else "")
+
+    def _metered(self) -> Iterator[str]:
+        answer = None if self._link is None else self._link.answer()
+        if self._sensors.link_is_mobile() or (answer is not None and _METERED.get(answer.text, False)):
+            yield "the link is metered"
+        elif self._link is not None and answer is None:
+            yield "NetworkManager has not answered yet"
+
+    # What they read.
+
+    def _minute(self) -> int:
+        """Of the day, by the board's clock and time zone."""
+        local = time.localtime(self._clock.unix())
+        return 60 * local.tm_hour + local.tm_min
+
+    def _temperature_c(self) -> float | None:
+        return self._sensors.temperature_c(self._settings.thermal_zones)
+
+    def _free_memory_mib(self) -> int | None:
+        available = self._sensors.available_mib()
+        return None if available is None else available + self._sensors.memory_below_mib(os.getpid())
+
+    def _free_disk_mib(self) -> int:
+        try:
+            return shutil.disk_usage(self._state_dir).free >> 20
+        except OSError:
+            return 0
+
+    def _link_command(self) -> tuple[str, ...]:
+        asks = self._settings.unmetered_link and self._sensors.has_network_manager()
+        return _ASK_NETWORK_MANAGER if asks and shutil.which("busctl") else ()
+
+    def _note(self, reason: str | None, now: float, *, begins: bool) -> None:
+        """Keep, and say, since when training is held back."""
+        if reason is not None and self._held_since is None:
+            self._held_since = now
+            log.info("training %s: %s", "waits" if begins else "pauses", reason)
+        elif reason is None and self._held_since is not None:
+            seconds = now - self._held_since
+            log.info("training goes on, after %s", counted(round(seconds), "second"))
+            self._held_since = None
+        self._said = reason
+
+
+class _Load:
+    """What other programs take of the processor, on average over the last seconds."""
+
+    def __init__(self, sensors: Sensors, clock: Clock) -> None:
+        self._sensors, self._clock = sensors, clock
+        self._at = -float("inf")
+        self._before: tuple[Ticks, int] | None = None
+        self._shares: deque[float] = deque(maxlen=_LOADS)
+        self.is_there = sensors.ticks() is not None
+
+    def share(self) -> float | None:
+        """Of all cores, in 0..1; None until it has been measured."""
+        now = self._clock.monotonic()
+        if now >= self._at + _LOAD_S:
+            if now >= self._at + 2 * _LOAD_S:  # Nobody has asked meanwhile.
+                self._before = None
+                self._shares.clear()
+            self._at = now
+            self._measure()
+        return sum(self._shares) / len(self._shares) if self._shares else None
+
+    def _measure(self) -> None:
+        ticks, own = self._sensors.ticks(), self._sensors.ticks_of(os.getpid())
+        if ticks is None:
+            return
+        if self._before is not None:
+            before, own_before = self._before
+            passed, busy = ticks.total - before.total, ticks.busy - before.busy
+            # What a process took that has ended meanwhile, and was nobody's to wait for, is missing.
+            if passed > 0 and own >= own_before:
+                self._shares.append(min(1.0, max(0.0, (busy - (own - own_before)) / passed)))
+        self._before = ticks, own
+
+
+def _clock_face(minute: int) -> str:
+    """A minute of the day as a clock shows it."""
+    return f"{minute // 60:02}:{minute % 60:02}"
+
+
+def _question(command: tuple[str, ...], period_s: float, clock: Clock) -> Question | None:
+    return Question(command, period_s, clock) if command else None
+
+
+def require_public_disk(settings: GovernorSettings, state_dir: Path, data: Path) -> None:
+    """Refuse a limit on the room of the disk that the records lie on: it would tell how many there are.
+
+    Raises:
+        ConfigurationError: There is one.
+    """
+    if settings.least_free_disk_mib is None:
+        return
+    try:
+        is_one = _existing(state_dir).stat().st_dev == _existing(data).stat().st_dev
+    except OSError:
+        is_one = True
+    if is_one:
+        raise ConfigurationError(
+            f"governor.least_free_disk_mib is {settings.least_free_disk_mib}, and the records ({data}) lie on"
+            f" the disk of state_dir ({state_dir}). How full that is follows from them, and whether this"
+            " board trains would tell it. Move one of the two to another disk or partition, or leave the key"
+            " out."
+        )
+
+
+def _existing(path: Path) -> Path:
+    """A path, or the nearest directory above that exists."""
+    path = path.absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path

@@ -1,0 +1,35 @@
+"""The place of a program behind the board's others: for the processor, and for the disk."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from typing import Final
+
+_IOPRIO_SET: Final = {"x86_64": 251, "i686": 289, "aarch64": 30, "riscv64": 30, "armv7l": 314, "armv6l": 314}
+"""Numbers of the system call ioprio_set(2), which the C library has no function for."""
+_WHO_PROCESS: Final = 1
+_CLASS_IDLE: Final = 3 << 13
+_NICEST: Final = 19
+
+
+def give_way(niceness: int) -> None:
+    """Run, read and write behind the board's other programs: at this niceness, and in the idle class of the
+    disk's queue, as do the threads and forks that are made later.
+
+    Which schedulers of disks heed the class is in ionice(1). Where the system refuses it, or this program is
+    of 32 bits on a processor of 64, the class stays as it is.
+
+    Args:
+        niceness: at least this.
+    """
+    os.nice(max(0, min(_NICEST, niceness) - os.nice(0)))
+    machine = platform.machine()
+    if (number := _IOPRIO_SET.get(machine)) is not None and _is_of_kernel():
+        ctypes.CDLL(None, use_errno=True).syscall(number, _WHO_PROCESS, 0, _CLASS_IDLE)
+
+
+def _is_of_kernel() -> bool:
+    """Whether this program has as many bits as its kernel: system calls of others have other numbers."""
+    return (ctypes.sizeof(ctypes.c_void_p) == 8) == (platform.machine().endswith("64"))

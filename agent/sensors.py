@@ -1,0 +1,187 @@
+"""What the kernel says of the board now: heat, power, load, memory, and the link; no record.
+
+Everything is read below a root, so that a directory which is written like a board's ``/proc`` and ``/sys``
+can stand in for them. A sensor that is absent, or does not answer, reads as None.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+_PROCESSORS: Final = ("cpu", "soc", "core", "cluster", "pkg", "package")
+"""Parts of the names that thermal zones of processors have. Others (a battery, a radio, the power supply of a
+Jetson, which always reads 50 or 100 °C) tell nothing of them."""
+_DEFAULT_ROUTE: Final = "00000000"
+_ROUTE_IS_UP: Final = 1
+_PPP: Final = 512
+"""ARPHRD_PPP of if_arp.h: a modem that is dialled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """The board's supply.
+
+    Attributes:
+        on_mains: whether it has one besides its battery; None if the kernel knows of no supply at all.
+        battery_percent: charge of the emptiest battery; None without one.
+    """
+
+    on_mains: bool | None
+    battery_percent: int | None
+
+
+class Ticks(NamedTuple):
+    """Processor time so far, of all cores, in the kernel's ticks.
+
+    Attributes:
+        total: that has passed.
+        busy: in which programs, or the kernel for them, computed; without interrupts.
+    """
+
+    total: int
+    busy: int
+
+
+class Sensors:
+    """The board's sensors.
+
+    Args:
+        root: of the file system that has ``proc`` and ``sys``.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.root = root
+
+    def temperature_c(self, zones: Iterable[str] = ()) -> float | None:
+        """Of the hottest thermal zone, in °C.
+
+        Args:
+            zones: types of the zones that count; by default those of processors, or all if there is none.
+        """
+        found: dict[str, float] = {}
+        for zone in sorted((self.root / "sys/class/thermal").glob("thermal_zone*")):
+            kind, value = text_in(zone / "type"), number_in(zone / "temp")
+            if kind is not None and value is not None:
+                found[kind] = max(value / 1_000, found.get(kind, value / 1_000))
+        if wanted := set(zones):
+            return max((value for kind, value in found.items() if kind in wanted), default=None)
+        of_processors = [
+            value for kind, value in found.items() if any(p in kind.lower() for p in _PROCESSORS)
+        ]
+        return max(of_processors or found.values(), default=None)
+
+    def power(self) -> Power:
+        """The supplies of the board itself; a mouse's battery is none."""
+        mains: list[bool] = []
+        is_discharging: list[bool] = []
+        charges: list[int] = []
+        for supply in sorted((self.root / "sys/class/power_supply").glob("*")):
+            kind = text_in(supply / "type")
+            if text_in(supply / "scope") == "Device" or text_in(supply / "present") == "0":
+                continue
+            if kind in ("Battery", "UPS"):
+                is_discharging.append(text_in(supply / "status") == "Discharging")
+                if (charge := number_in(supply / "capacity")) is not None:
+                    charges.append(charge)
+            elif (online := number_in(supply / "online")) is not None:
+                mains.append(online > 0)
+        on_mains: bool | None = None
+        if mains:
+            on_mains = any(mains)
+        elif is_discharging:
+            on_mains = not any(is_discharging)
+        return Power(on_mains, min(charges, default=None))
+
+    def ticks(self) -> Ticks | None:
+        """Of the whole board (proc_stat(5))."""
+        line = (text_in(self.root / "proc/stat") or "").partition("\n")[0].split()
+        if len(line) < 9 or line[0] != "cpu":
+            return None
+        user, nice, system, *rest = map(int, line[1:9])
+        return Ticks(user + nice + system + sum(rest), user + nice + system)
+
+    def ticks_of(self, process: int) -> int:
+        """Processor time so far of a process and all that descend from it, whether they have ended or not."""
+        return sum(ticks for _, ticks in self._family(process))
+
+    def available_mib(self) -> int | None:
+        """Memory that a program could have without swapping, in MiB."""
+        for line in (text_in(self.root / "proc/meminfo") or "").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) >> 10
+        return None
+
+    def memory_below_mib(self, process: int) -> int:
+        """Memory that would be available if all that descend from a process ended, in MiB."""
+        kib = 0
+        for child, _ in self._family(process):
+            if child != process:
+                for line in (text_in(self.root / f"proc/{child}/smaps_rollup") or "").splitlines():
+                    if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
+                        kib += int(line.split()[1])
+        return kib >> 10
+
+    def link(self) -> str | None:
+        """Name of the interface that the default route leaves by, or None without one."""
+        best: tuple[int, str] | None = None
+        for line in (text_in(self.root / "proc/net/route") or "").splitlines()[1:]:
+            name, destination, _, flags, _, _, metric, mask, *_ = line.split()
+            if destination == mask == _DEFAULT_ROUTE and int(flags, 16) & _ROUTE_IS_UP:
+                best = min(best or (int(metric), name), (int(metric), name))
+        return None if best is None else best[1]
+
+    def link_is_mobile(self) -> bool:
+        """Whether the default route leaves by a modem of a telephone network."""
+        if (name := self.link()) is None:
+            return False
+        interface = self.root / "sys/class/net" / name
+        described = (text_in(interface / "uevent") or "").splitlines()
+        return "DEVTYPE=wwan" in described or number_in(interface / "type") == _PPP
+
+    def has_network_manager(self) -> bool:
+        """Whether NetworkManager runs."""
+        return (self.root / "run/NetworkManager").is_dir()
+
+    def _family(self, ancestor: int) -> Iterator[tuple[int, int]]:
+        """A process and all that descend from it, each with the processor time, in ticks, of itself and of
+        its children that have been waited for."""
+        parents: dict[int, int] = {}
+        ticks: dict[int, int] = {}
+        try:
+            numbers = [int(name) for name in os.listdir(self.root / "proc") if name.isdigit()]  # noqa: PTH208
+        except OSError:
+            return
+        for number in numbers:
+            # The name, in brackets, may hold anything.
+            fields = (text_in(self.root / f"proc/{number}/stat") or "").rpartition(")")[2].split()
+            if len(fields) > 14:
+                parents[number] = int(fields[1])
+                ticks[number] = sum(map(int, fields[11:15]))
+        for number in ticks:
+            place: int | None = number
+            for _ in range(len(parents)):  # Two looks at a tree that changes may find a circle.
+                if place == ancestor or place is None:
+                    break
+                place = parents.get(place)
+            if place == ancestor:
+                yield number, ticks[number]
+
+
+def text_in(file: Path) -> str | None:
+    """What a file of the kernel says, or None."""
+    try:
+        return file.read_text("utf-8", errors="replace").strip("\n\0 ")
+    except OSError:
+        return None
+
+
+def number_in(file: Path) -> int | None:
+    """The whole number that a file of the kernel holds, or None."""
+    try:
+        return int(text_in(file) or "")
+    except ValueError:
+        return None

@@ -1,0 +1,174 @@
+"""A real agent, as a process, with a real broker, on a board whose heat the test sets: it waits, pauses, goes
+on and ends."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from boards import BoardTree
+from brokers import Broker, wait_until
+from children import Child
+from fleets import make_plan, write_agent
+from observers import Announcer, in_an_hour
+from test_agent_daemon import BLOCKS, OPENER_SECRET, WEIGHTS, charges, ids, rows, state_of
+from test_brake import members, states, ticks
+
+from agent.audit import verify
+from dpagent.errors import ExitCode
+from dpagent.protocol.messages import Plan
+from dpagent.protocol.sealing import Opener
+
+COOL, HOT = 40.0, 90.0
+MOST = 2_500
+_numbers = itertools.count()
+PROGRAM = """
+import sys
+from pathlib import Path
+from agent.sensors import Sensors
+Sensors.__init__.__defaults__ = (Path(sys.argv.pop(1)),)
+from cli.main import main
+main()
+"""
+
+
+class Governed(Child):
+    """An agent whose board is a directory."""
+
+    def __init__(self, file: Path, tree: BoardTree) -> None:
+        command = [sys.executable, "-P", "-c", PROGRAM, tree.root, "run", "--config", file]
+        super().__init__(command, file.with_suffix(".log"))
+
+    @property
+    def training(self) -> int:
+        """The training process."""
+        (found,) = [
+            int(place.parent.name) for place in Path("/proc").glob("[0-9]*/cmdline")
+            if b"agent.worker_program" in _read(place)
+            and int(_read(place.with_name("stat")).rpartition(b")")[2].split()[1]) == self.process.pid
+        ]  # fmt: skip
+        return found
+
+
+def _read(place: Path) -> bytes:
+    try:
+        return place.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b") S -1"
+
+
+@pytest.fixture
+def fleet() -> str:
+    return f"governed-{next(_numbers)}"
+
+
+@pytest.fixture
+def announcer(mosquitto: Broker, fleet: str) -> Iterator[Announcer]:
+    with Announcer(mosquitto, fleet) as announcer:
+        announcer.announce_model(WEIGHTS)
+        yield announcer
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> BoardTree:
+    return BoardTree(tmp_path / "board")
+
+
+@pytest.fixture
+def file(tmp_path: Path, mosquitto: Broker, announcer: Announcer, fleet: str) -> Path:
+    return write_agent(
+        tmp_path / "device", mosquitto, announcer.signer.public_key, fleet=fleet, engine="numpy",
+        governor={"highest_temperature_c": 70.0}, data={"max_records": MOST},
+        budget={"epsilon": 100.0, "delta": 1e-2},
+    )  # fmt: skip
+
+
+def long_plan(fleet: str, **changes: Any) -> Plan:
+    """A plan that trains for some seconds, since lots are filled up to the largest of ``MOST`` records."""
+    values: dict[str, Any] = {
+        "fleet": fleet, "sealing_key": Opener(OPENER_SECRET, fleet).public_key, "deadline": in_an_hour(),
+        "sampling": {"local_steps": 64},
+    }  # fmt: skip
+    return make_plan(**(values | changes))
+
+
+def until_it_trains(agent: Governed, file: Path) -> int:
+    """The training process, once its round is charged and it computes."""
+    wait_until(lambda: charges(file), "the charge", 90.0)
+    group = agent.training
+    spent = ticks(group)
+    wait_until(lambda: ticks(group) > spent, "it to compute")
+    return group
+
+
+def test_an_agent_waits_pauses_goes_on_and_finishes(
+    announcer: Announcer, file: Path, tree: BoardTree, fleet: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(file.with_name("notify")))
+    monkeypatch.setenv("WATCHDOG_USEC", "200000")
+    tree.heat(HOT)
+    announcer.announce(long_plan(fleet))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, Governed(file, tree) as agent:
+        manager.bind(str(file.with_name("notify")))
+        wait_until(lambda: "training waits: the processor has 90 °C" in agent.said(), "that it waits")
+        assert charges(file) == []
+        tree.heat(COOL)
+        group = until_it_trains(agent, file)
+        assert "training goes on" in agent.said()
+        tree.heat(HOT)
+        wait_until(lambda: states(group) == {"T"}, "training to stop")
+        assert "training pauses" in agent.said()
+        spent = ticks(group)
+        manager.setblocking(False)
+        while _said(manager):
+            pass
+        manager.settimeout(20.0)
+        heard = [_said(manager) for _ in range(10)]
+        assert b"WATCHDOG=1" in heard, "the agent goes on, and its watchdog is fed"
+        assert (states(group), ticks(group)) == ({"T"}, spent)
+        assert rows(file, "SELECT state FROM rounds") == [("charged",)]
+        tree.heat(COOL)
+        wait_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 60.0)
+        assert agent.stop() == ExitCode.OK
+    assert len(charges(file)) == 1
+    assert verify(state_of(file)).charges == 1
+    assert rows(file, "SELECT state FROM rounds") == [("published",)]
+    assert agent.said().count("training goes on") == 2
+
+
+def _said(manager: socket.socket) -> bytes:
+    try:
+        return manager.recv(4_096)
+    except BlockingIOError:
+        return b""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_agent_that_ends_in_a_pause_leaves_nothing_behind_and_goes_on_from_its_charge(
+    announcer: Announcer, file: Path, tree: BoardTree, fleet: str, number: signal.Signals
+) -> None:
+    announcer.announce(long_plan(fleet))
+    with Governed(file, tree) as agent:
+        group = until_it_trains(agent, file)
+        tree.heat(HOT)
+        wait_until(lambda: states(group) == {"T"}, "training to stop")
+        os.kill(agent.process.pid, number)
+        if number is signal.SIGTERM:
+            assert agent.wait() == ExitCode.OK
+        else:
+            agent.kill()
+        wait_until(lambda: members(group) == {}, "the end of training")
+    assert rows(file, "SELECT state FROM rounds") == [("charged",)]
+    tree.heat(COOL)
+    with Governed(file, tree) as agent:
+        wait_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 60.0)
+        assert agent.stop() == ExitCode.OK
+    assert len(charges(file)) == 1
+    assert verify(state_of(file)).charges == 1
