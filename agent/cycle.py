@@ -235,34 +235,44 @@ class Cycle:
             return False
         if self._held_since is None:
             self._held_since = now
-            if at_work is not None:
-                self._worker.pause()
-            if isinstance(at_work, _InTraining):
-                at_work.announced.fixed_until = math.inf  # Until it is known when its slots end.
-        if at_work is None and now >= self._worked_at + _IDLE_S:
-            self.rest()
-        if isinstance(at_work, _InTraining) and now >= at_work.over_at and self._is_replaced(at_work):
-            self._at_work = None
-            self.rest()
-            self._take(at_work)
+            match at_work:
+                case _Admitted():
+                    self._begin_again_later(at_work)
+                case _InTraining(announced):
+                    self._worker.pause()
+                    announced.fixed_until = math.inf  # Until it is known when its slots end.
+        match at_work:
+            case None if now >= self._worked_at + _IDLE_S:
+                self.rest()
+            case _InTraining() if now >= at_work.over_at and self._is_replaced(at_work):
+                self._at_work = None
+                self.rest()
+                self._take(at_work)
         return True
 
+    def _begin_again_later(self, admitted: _Admitted) -> None:
+        """Give up a preparation, whose trials take their time by the clock. It has read no record."""
+        self._at_work, announced = None, admitted.announced
+        self.rest()
+        announced.phase = Phase.REPEAT if admitted.is_decided else Phase.DECIDE
+        if not admitted.is_decided:
+            announced.why_not = None
+
     def _go_on(self, held_s: float) -> None:
-        """Training goes on. What was to be done by some time has so much longer."""
+        """Training goes on, and has so much longer for its answer. Its slots become as many whole ones more
+        as all its pauses last, whether it was done by then or not."""
         self._held_since = None
+        if (training := self._at_work) is None:
+            return
+        assert isinstance(training, _InTraining)  # a preparation is given up
         self._worker.resume()
         self._answers_by += held_s
-        match self._at_work:
-            case _Admitted(began_at=began_at, asked_at=asked_at) as admitted:
-                self._at_work = replace(admitted, began_at=began_at + held_s, asked_at=asked_at + held_s)
-            case _InTraining(announced, slots=slots, paused_s=paused_s) as training:
-                # As many whole slots more as all its pauses last, whether training was done by then or not.
-                paused_s += held_s
-                more = math.ceil(paused_s / self._publisher.slot_s(announced.plan))
-                slots = Slots(slots.begins_at, slots.number + more)
-                self._announcements.put_off(announced, slots)
-                over_at = self._publisher.training_ends_at(announced.plan, *slots)
-                self._at_work = replace(training, over_at=over_at, paused_s=paused_s)
+        plan, slots, paused_s = training.task.plan, training.slots, training.paused_s + held_s
+        more = math.ceil(paused_s / self._publisher.slot_s(plan))
+        slots = Slots(slots.begins_at, slots.number + more)
+        self._announcements.put_off(training.announced, slots)
+        over_at = self._publisher.training_ends_at(plan, *slots)
+        self._at_work = replace(training, over_at=over_at, paused_s=paused_s)
 
     def _is_replaced(self, training: _InTraining) -> bool:
         """Whether another round has replaced one that trains: nothing of it will leave."""

@@ -76,6 +76,6 @@ class GovernorSettings(Settings):
     ten seconds. The last line that it prints goes into the log. It must not look at records."""
     command_period_s: Annotated[float, Field(ge=1, le=86_400)] = 30.0
     """Seconds after which ``command`` is run again, while there is a round to train for."""
-    processor_share: Annotated[float, Field(ge=0.05, le=1)] = 1.0
+    processor_share: Annotated[float, Field(ge=0.1, le=1)] = 1.0
     """Share of the time in which training runs, on all the cores that it has; in the rest it stands still, in
     turns of a tenth of a second. Rounds take so much longer."""

@@ -268,7 +268,7 @@ class Slow:
         self.looked_at.append(self._device.clock.monotonic())
 
     def end(self) -> None:
-        pass
+        self.is_paused, self._pending = False, []
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass in small steps, in which the device does what it can."""

@@ -95,6 +95,7 @@ def test_nothing_is_charged_where_it_turns_hot_while_the_round_is_prepared(tmp_p
         device.clock.advance(1.0)  # The sensors were read just now.
         pass_time(device, 10 * SLOT_S)
         assert device.charged() == []
+        assert device.cycle._at_work is None, "it is prepared again, on a board that may train"
         tree.heat(COOL)
         pass_time(device, 4 * SLOT_S)
         assert state_of(device) is RoundState.SPOOLED
