@@ -101,13 +101,20 @@ def test_nothing_is_charged_where_it_turns_hot_while_the_round_is_prepared(tmp_p
         assert state_of(device) is RoundState.SPOOLED
 
 
-@pytest.mark.parametrize("limits", [{}, {"maximum_model_mib": 1, "maximum_job_epsilon": 1e-6}])
+LARGE = {"role": "training-graph", "digest": bytes(32), "size": 2 << 20}
+
+
+@pytest.mark.parametrize(
+    ("limits", "plan"),
+    [({}, {}), ({"maximum_job_epsilon": 1e-6}, {}), ({"maximum_model_mib": 1}, {"assets": [LARGE]})],
+    ids=["takes part", "too dear", "too large"],
+)
 def test_a_board_that_is_held_back_is_silent_whether_it_would_take_part_or_not(
-    tmp_path: Path, limits: dict[str, Any]
+    tmp_path: Path, limits: dict[str, Any], plan: dict[str, Any]
 ) -> None:
     with board(tmp_path, limits=limits | {"dummy_traffic": True}) as (device, tree):
         tree.heat(HOT)
-        device.take_plan(make_plan())
+        device.take_plan(make_plan(**plan))
         pass_time(device, 10 * SLOT_S)
         assert (state_of(device), device.pending()) == (RoundState.OFFERED, {})
         tree.heat(COOL)
