@@ -22,7 +22,8 @@ from coordinator.stepping import Stepper
 from coordinator.store import Job, Store
 from dpagent.clock import Clock, SystemClock
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.opening import open_dataset
+from dpagent.learning.data.input_form import InputForm
+from dpagent.learning.data.opening import open_inferred
 from dpagent.privacy.statement import Trust, Unit, delta_warning, epsilon_warning
 from dpagent.protocol.topics import Topics
 from dpagent.service_manager import ServiceManager
@@ -60,7 +61,7 @@ class Coordinator:
         for warning in filter(None, warnings):
             log.warning("%s", warning)
         spec = settings.model.spec()
-        self._models = ModelFiles(settings, spec, _load_test_data(settings))
+        self._models = ModelFiles(settings, spec, *_load_test_data(settings))
         require_sendable(spec, self._models.assets)
         topics = Topics(settings.fleet)
         self._session = MqttSession(
@@ -179,5 +180,9 @@ def _begin(settings: FleetSettings, job: Job, store: Store, planner: Planner, st
     log.info("job %s begins: %s, %s", job.id.hex()[:8], counted(settings.rounds, "round"), promised)
 
 
-def _load_test_data(settings: FleetSettings) -> Dataset | None:
-    return None if settings.test_data is None else open_dataset(settings.test_data)
+def _load_test_data(settings: FleetSettings) -> tuple[Dataset | None, InputForm | None]:
+    """The test data, and what their inputs are."""
+    if settings.test_data is None:
+        return None, None
+    dataset, declared = open_inferred(settings.test_data)
+    return dataset, InputForm.of(declared)

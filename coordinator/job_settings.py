@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from dpagent.configuration import Settings
 from dpagent.errors import ConfigurationError, DpagentError
+from dpagent.learning.data.input_form import InputForm
 from dpagent.learning.model_files import find_model, is_model_file, load_assets
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.augmentation import Augmentation
@@ -45,6 +46,9 @@ class ModelSettings(Settings):
     ``float32``. The coordinator keeps them exact."""
     classes: list[Annotated[str, Field(min_length=1, max_length=128)]] | None = None
     """Names of the classes, for users of the model; by default those of the test data."""
+    inputs: InputForm | None = None
+    """What inputs are, in the words of ``data`` in agent.yaml, for users of the model: its file carries it,
+    and ``dpagent predict`` applies it. By default as the test data are."""
     augmentation: AugmentationSettings | None = None
     """Views of each record; by default the record itself. Not for a model with a front end."""
 

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from coordinator.settings import FleetSettings
 from coordinator.store import Job
-from dpagent.errors import ParameterError
+from dpagent.errors import ConfigurationError, ParameterError
 from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.input_form import InputForm
 from dpagent.learning.fitting import check_fits
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.inference.evaluation import OnnxEvaluator
@@ -36,17 +37,26 @@ class ModelFiles:
         settings: The fleet's.
         spec: The model.
         test: Public test records.
+        test_inputs: What the inputs of these are.
 
     Attributes:
         assets: The devices' inputs besides plans and weights, by role.
 
     Raises:
         DataError: The test data do not fit the model.
+        ConfigurationError: ``model.inputs`` does not fit the model, or the test data.
         StorageError: The directions of the projection cannot be read.
     """
 
-    def __init__(self, settings: FleetSettings, spec: ModelSpec, test: Dataset | None) -> None:
+    def __init__(
+        self,
+        settings: FleetSettings,
+        spec: ModelSpec,
+        test: Dataset | None,
+        test_inputs: InputForm | None = None,
+    ) -> None:
         self._settings, self._spec = settings, spec
+        self._inputs = _inputs_of(settings, spec, test_inputs)
         self._class_names: tuple[str, ...] = tuple(settings.model.classes or ())
         self._test = test
         self._features: Dataset | None = None
@@ -163,4 +173,21 @@ class ModelFiles:
             metadata["dpagent.epsilon_spent"] = repr(spent[0].epsilon)
         if self._class_names:
             metadata["dpagent.classes"] = json.dumps(list(self._class_names), ensure_ascii=False)
+        if self._inputs is not None:
+            metadata["dpagent.inputs"] = self._inputs.text()
         return metadata
+
+
+def _inputs_of(settings: FleetSettings, spec: ModelSpec, test_inputs: InputForm | None) -> InputForm | None:
+    """What the inputs are: as the operator says, and else as the test data are."""
+    given = settings.model.inputs
+    if given is None:
+        return test_inputs
+    if misfit := given.misfit(spec.input_shape):
+        raise ConfigurationError(f"model.inputs: {misfit}. Correct it, or choose another model.")
+    for key, expected, value in [] if test_inputs is None else given.differences(test_inputs):
+        raise ConfigurationError(
+            f"model.inputs.{key} is {expected!r}, and test_data.{key} is {value!r}; expected the same, or "
+            "the model would be tested on other inputs than it is used for."
+        )
+    return given

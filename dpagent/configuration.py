@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from dpagent.errors import ConfigurationError, ParameterError
 from dpagent.overrides import Overridden, Override, keys_of, overlaid, overridden, successor
@@ -41,6 +41,14 @@ FilePath = Annotated[Path, Field(strict=False), AfterValidator(_not_empty)]
 """A path, written as text."""
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def with_fields(schema: type[SettingsT], **fields: Any) -> type[SettingsT]:
+    """``schema``, under its own name, with more fields: a type and a default each."""
+    made: type[SettingsT] = create_model(
+        schema.__name__, __base__=schema, __module__=schema.__module__, __doc__=schema.__doc__, **fields
+    )
+    return made
 
 
 def load_settings(

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from dpagent.configuration import Settings, changed_settings, complaint
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.format import DType
+from dpagent.learning.data.input_form import InputForm
 from dpagent.norm import Norm
 from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.mechanisms.published import PublishedLaplace
@@ -55,6 +56,8 @@ class DataForm:
     """Empty where classes are numbers only."""
     dtype: DType = "float32"
     """Of a record's values."""
+    inputs: InputForm | None = None
+    """What made the records what they are."""
 
     @property
     def labels(self) -> tuple[str, ...]:

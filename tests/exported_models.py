@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dpagent.learning.data.input_form import InputForm
 from dpagent.learning.inference.export.model import export_onnx
 from dpagent.learning.models.layers import Dense
 from dpagent.learning.models.spec import ModelSpec
@@ -33,9 +34,14 @@ def answers(shape: tuple[int, ...], classes: int, inputs: np.ndarray) -> np.ndar
 
 
 def write_model(
-    path: Path, shape: tuple[int, ...], classes: int, names: Sequence[str] | None = None, **changes: Any
+    path: Path,
+    shape: tuple[int, ...],
+    classes: int,
+    names: Sequence[str] | None = None,
+    inputs: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> Path:
-    """The file that a coordinator would write of :func:`linear`."""
+    """The file that a coordinator would write of :func:`linear`, with ``model.inputs`` as given."""
     metadata = {
         "dpagent.model": "linear",
         "dpagent.round": "7",
@@ -44,6 +50,7 @@ def write_model(
         "dpagent.epsilon_spent": "1.5",
         "dpagent.spent": json.dumps([{"epsilon": 1.5}]),
         **({} if names is None else {"dpagent.classes": json.dumps(list(names))}),
+        **({} if inputs is None else {"dpagent.inputs": InputForm.model_validate(inputs).text()}),
         **changes,
     }
     spec, weights = linear(shape, classes)

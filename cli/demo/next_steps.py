@@ -1,4 +1,4 @@
-"""The commands that come after a run, with all options that its data need."""
+"""The commands that come after a run, with the options that its files need; the model has the rest."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from cli.options.rows import DATA
+from dpagent.learning.data.format import Format
 from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import DatasetSettings
 from simulation.layout import Layout
 from simulation.notes import RunNotes
 
-_OF_LABELS: Final = ("csv.label", "csv.mixed")
-"""What reads the labels of rows, which new rows need not have."""
+_OF_LABELS: Final = {"csv.label", "csv.mixed", "images.folder"}
+"""What reads the labels of records, which new ones need not have."""
 
 
 def predict_commands(train: DatasetSettings | None, notes: RunNotes, layout: Layout) -> list[str]:
@@ -30,18 +31,15 @@ def predict_commands(train: DatasetSettings | None, notes: RunNotes, layout: Lay
     known = FORMATS.get(notes.kind)
     if train is not None and known is not None and known.example is not None:
         values = train.model_dump(mode="json", exclude_unset=True)
-        options = _options(values, known.kind, notes.columns)
+        options = _options(values, known)
         commands.append(["dpagent", "predict", model, known.example, *options])
     return [shlex.join(command) for command in commands]
 
 
-def _options(values: Mapping[str, Any], kind: str, columns: tuple[str, ...]) -> list[str]:
-    """The options that read new data as those of training were."""
-    if kind == "csv":
-        csv = {"features": list(columns)} | values.get("csv", {})
-        rows = [row.setting for row in DATA.rows if row.setting.startswith("csv.")]
-        table = [setting for setting in rows if setting not in _OF_LABELS]
-        return DATA.command_line({**values, "csv": csv}, "shape", *table)
-    # Without another shape, images are made to fit the model as in training.
-    images = ("images.size", "images.mode") if kind == "images" and values.get("shape") else ()
-    return DATA.command_line(values, "shape", *images)
+def _options(values: Mapping[str, Any], known: Format[Any]) -> list[str]:
+    """The options that read new files as those of training were; the model itself says what a record is."""
+    if known.form is None:
+        return DATA.command_line(values, "shape")
+    in_model = {f"{known.kind}.{key}" for key in known.form.model_fields}
+    rows = [row.setting for row in DATA.rows if row.setting.startswith(f"{known.kind}.")]
+    return DATA.command_line(values, *(each for each in rows if each not in in_model | _OF_LABELS))

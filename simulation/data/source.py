@@ -17,7 +17,8 @@ from dpagent.extras import extra_needed
 from dpagent.learning.data.classes import doubt_about_labels
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.derived import Subset
-from dpagent.learning.data.opening import fitted, has_test_half, open_dataset
+from dpagent.learning.data.input_form import InputForm
+from dpagent.learning.data.opening import fitted, has_test_half, open_dataset, open_inferred
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.wording import counted, named
 from simulation.request import DataSelection
@@ -37,6 +38,8 @@ class Source:
     test: Dataset
     columns: tuple[str, ...] = ()
     """The inputs of a table."""
+    inputs: InputForm | None = None
+    """What makes the records what they are."""
     not_counted: int = 0
     """Records that were in neither, because they hold NaN or infinity."""
 
@@ -50,6 +53,7 @@ class Source:
             classes=self.train.classes,
             dtype="uint8" if self.train.dtype == np.uint8 else "float32",
             class_names=self.train.class_names,
+            inputs=self.inputs,
         )
 
 
@@ -72,7 +76,8 @@ def open_source(data: DataSelection, seed: int, spec: ModelSpec | None = None) -
     if spec is not None:
         settings = fitted(settings, spec.input_shape)
         test_settings = None if test_settings is None else fitted(test_settings, spec.input_shape)
-    opened = open_dataset(settings)
+    opened, declared = open_inferred(settings)
+    inputs = InputForm.of(declared)
     if opened.origin.kind == "csv" and (doubt := doubt_about_labels(opened)):
         raise DataError(f"{settings.path}: {doubt}")
     columns = opened.columns
@@ -80,7 +85,8 @@ def open_source(data: DataSelection, seed: int, spec: ModelSpec | None = None) -
     if test_settings is None and data.test_share is None and has_test_half(settings):
         test_settings = settings.model_copy(update={"half": "test"})
     if test_settings is None:
-        return replace(_held_out(train, data, seed), columns=columns, not_counted=not_counted)
+        parted = _held_out(train, data, seed)
+        return replace(parted, columns=columns, inputs=inputs, not_counted=not_counted)
     # The test data number the classes as the training data do.
     if test_settings.classes is None and train.class_names:
         test_settings = test_settings.model_copy(update={"classes": list(train.class_names)})
@@ -90,7 +96,7 @@ def open_source(data: DataSelection, seed: int, spec: ModelSpec | None = None) -
             f"The test records have shape {test.shape} and {counted(test.classes, 'class')}, the training "
             f"records {train.shape} and {train.classes}; expected the same form."
         )
-    return Source(train, test, columns, not_counted + without_answer)
+    return Source(train, test, columns, inputs, not_counted + without_answer)
 
 
 def _finite(dataset: Dataset) -> tuple[Dataset, int]:

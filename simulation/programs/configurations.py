@@ -153,6 +153,7 @@ def _fleet(
         "model": {
             "name": settings.model if settings.model in BUILT_IN else _MODEL_FILE,
             "seed": settings.seed,
+            **_inputs(settings),
         },
         "privacy": {
             "method": settings.method,
@@ -179,6 +180,12 @@ def _fleet(
         "test_data": {"kind": "npz", "path": "test.npz"},
         "mqtt": mqtt,
     }
+
+
+def _inputs(settings: RunSettings) -> dict[str, Any]:
+    """What the records of the whole run were made by, before the devices got theirs as arrays."""
+    form = settings.form.inputs
+    return {} if form is None else {"inputs": form.model_dump(exclude_none=True)}
 
 
 def _budget(settings: RunSettings) -> dict[str, Any]:

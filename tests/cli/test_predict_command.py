@@ -18,6 +18,10 @@ from PIL import Image
 
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
+from dpagent.learning.data.input_form import InputForm
+from dpagent.learning.inference.export.model import export_onnx
+from dpagent.learning.models.layers import Dense
+from dpagent.learning.models.spec import ModelSpec
 
 SHAPE = (8, 12, 3)
 NAMES = ["cat", "fox", "owl"]
@@ -226,6 +230,102 @@ def test_windows_without_labels_are_those_of_training(tmp_path: Path) -> None:
     assert told(without) == [
         (NAMES[row.argmax()], pytest.approx(row.max(), abs=2e-6)) for row in answers((4, 2), 3, windows)
     ]
+
+
+WALKS = {"features": ["ay", "ax"], "offset": {"ay": 9.81}, "scale": 10, "window": 4, "stride": 2}
+
+
+def readings(path: Path) -> Path:
+    """A table as a user has it: columns in another order, one more than the model takes, none scaled."""
+    lines = ["ax,who,ay", *(f"{10 * x},p,{10 * y + 9.81}" for x, y in READINGS)]
+    return write(path, ("\n".join(lines) + "\n").encode())
+
+
+def test_a_model_that_says_what_its_inputs_are_needs_no_options(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.onnx", (4, 2), 3, NAMES, {"csv": WALKS})
+    raw = readings(tmp_path / "raw.csv")
+    document = predicted(model, raw)
+    assert document["model"]["inputs"] == {"csv": WALKS}
+    windows = np.stack([READINGS[start : start + 4, ::-1] for start in range(0, 17, 2)])
+    wanted = [
+        (NAMES[row.argmax()], pytest.approx(row.max(), abs=1e-5))
+        for row in answers((4, 2), 3, windows.astype(np.float32))
+    ]
+    assert told(document) == wanted
+    same = ["--features", "ay,ax", "--offset", "ax=0,ay=9.81", "--scale", "ax=10,ay=10", "--window", "4"]
+    assert told(predicted(model, raw, *same)) == wanted
+    # Where windows begin is the user's: each is one that the model takes.
+    assert told(predicted(model, raw, "--window", "4", "--stride", "4")) == wanted[::2]
+    assert told(predicted(model, raw, "--window", "4", "--stride", "4", "--group", "who")) == wanted[::2]
+    assert "does not say what columns" not in run(model, raw).stderr
+    # Arrays are taken as they are: they have no columns to scale.
+    save_npz(tmp_path / "x.npz", ArrayDataset(windows.astype(np.float32), np.zeros(9, np.int64), 3))
+    assert told(predicted(model, tmp_path / "x.npz")) == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "expected"),
+    [
+        (["--scale", "1"], "`--scale 1`", "`--scale 10`"),
+        (["--offset", "0"], "`--offset 0`", "`--offset ay=9.81`"),
+        (["--offset", "ay=9.81,az=1"], "`--offset ay=9.81,az=1`", "`--offset ay=9.81`"),
+        (["--features", "ax,ay"], "`--features ax,ay`", "`--features ay,ax`"),
+        (["--window", "8"], "`--window 8`", "`--window 4`"),
+    ],
+)
+def test_an_option_that_contradicts_the_model_is_refused(
+    tmp_path: Path, options: list[str], given: str, expected: str
+) -> None:
+    model = write_model(tmp_path / "model.onnx", (4, 2), 3, NAMES, {"csv": WALKS})
+    result = run(model, readings(tmp_path / "raw.csv"), *options)
+    assert (result.returncode, result.stdout) == (3, ""), result.stderr
+    text = " ".join(result.stderr.split())
+    assert given in text
+    assert expected in text
+    assert f"Leave `{options[0]}` out." in text
+
+
+def test_a_column_cannot_be_input_and_something_else(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.onnx", (4, 2), 3, NAMES, {"csv": WALKS})
+    result = run(model, readings(tmp_path / "raw.csv"), "--group", "ax")
+    assert result.returncode == 3, result.stderr
+    assert "`--group`" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_pictures_that_became_rows_need_no_options_either(tmp_path: Path) -> None:
+    form = {"images": {"size": [8, 4], "mode": "grey"}}
+    model = write_model(tmp_path / "model.onnx", (32,), 3, NAMES, form)
+    pixels = noise(1, width=8, height=4, channels=1)
+    write(tmp_path / "a.png", encoded(pixels))
+    (one,) = told(predicted(model, tmp_path / "a.png"))
+    row = answers((32,), 3, pixels[np.newaxis])[0]
+    assert one == (NAMES[row.argmax()], pytest.approx(row.max(), abs=2e-6))
+    assert run(model, tmp_path / "a.png", "--mode", "rgb").returncode == 3
+
+
+def test_forgotten_scaling_costs_what_it_did_before_models_said_it(tmp_path: Path) -> None:
+    """Three ways to move, told apart by a linear model of what the sensor reads beside gravity."""
+    generator = np.random.default_rng(4)
+    labels = np.arange(300) % 3
+    centres = np.array([[1.5, 0.0], [-1.0, 1.5], [-1.0, -1.5]])
+    scaled = centres[labels] + generator.normal(0, 0.5, (300, 2))
+    spec = ModelSpec("walks", (2,), 3, (Dense(3),))
+    weights = np.concatenate([centres.T.ravel(), -(centres**2).sum(1) / 2]).astype(np.float32)
+    form = InputForm.model_validate({"csv": {"features": ["ax", "ay"], "offset": {"ay": 9.81}, "scale": 2}})
+    about = {"dpagent.classes": json.dumps(NAMES)}
+    for name, more in (("told.onnx", {"dpagent.inputs": form.text()}), ("untold.onnx", {})):
+        (tmp_path / name).write_bytes(export_onnx(spec, weights, metadata=about | more))
+    lines = [f"{2 * x},{2 * y + 9.81},{NAMES[label]}" for (x, y), label in zip(scaled, labels, strict=True)]
+    raw = write(tmp_path / "raw.csv", "\n".join(["ax,ay,label", *lines, ""]).encode())
+    accuracy = predicted(tmp_path / "told.onnx", raw)["summary"]["accuracy"]
+    assert accuracy > 0.95
+    given = ["--offset", "ay=9.81", "--scale", "2"]
+    assert predicted(tmp_path / "untold.onnx", raw, *given)["summary"]["accuracy"] == accuracy
+    assert predicted(tmp_path / "untold.onnx", raw)["summary"]["accuracy"] < 0.4
+    result = run(tmp_path / "untold.onnx", raw)
+    assert "does not say what columns it takes" in " ".join(result.stderr.split())
+    assert result.stderr.count("does not say") == 1
 
 
 def test_a_missing_value_and_a_broken_row_cost_their_own_answers_alone(tmp_path: Path) -> None:

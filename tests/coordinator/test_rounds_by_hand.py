@@ -20,8 +20,12 @@ from coordinator.seats import OpenedFragment
 from coordinator.settings import FleetSettings, load_fleet_settings
 from coordinator.store import StoreReader
 from dpagent import faults
-from dpagent.errors import PlanError
+from dpagent.errors import ConfigurationError, PlanError
 from dpagent.faults import FaultPoint
+from dpagent.learning.data.input_form import InputForm
+from dpagent.learning.data.settings import DatasetSettings
+from dpagent.learning.inference.prediction.exported_model import ExportedModel
+from dpagent.learning.inference.prediction.reader import InputReader
 from dpagent.protocol.messages import MAX_WHOLE_BYTES
 from dpagent.protocol.task import RoundTask
 from dpagent.transport.events import Event, Received
@@ -185,6 +189,64 @@ def test_a_bounded_cap_goes_by_what_is_spent_also_after_a_restart_and_ends_a_job
         metadata = {each.key: each.value for each in model.metadata_props}
         assert metadata["dpagent.round"] == "2"
         assert float(metadata["dpagent.epsilon_spent"]) == spent[2]
+
+
+PIXELS = {"features": [f"p{number}" for number in range(64)], "offset": 8, "scale": 4}
+
+
+def test_a_model_carries_what_its_inputs_are(tmp_path: Path, begin: Begin) -> None:
+    """As fleet.yaml says, and else as the test data are declared, whose rows are as users have them."""
+    rows = np.random.default_rng(2).uniform(0, 16, (20, 64)).round(1)
+    lines = [",".join([*map(str, row), str(number % 10)]) for number, row in enumerate(rows)]
+    (tmp_path / "test.csv").write_text("\n".join([",".join([*PIXELS["features"], "label"]), *lines, ""]))
+    test_data = {"path": "test.csv", "classes": 10, "shape": [8, 8, 1], "csv": PIXELS}
+    for name, changes in {
+        "said": {"model": {"inputs": {"csv": PIXELS}}},
+        "tested": {"test_data": test_data | {"path": "../test.csv"}},
+        "both": {
+            "model": {"inputs": {"csv": PIXELS | {"scale": dict.fromkeys(PIXELS["features"], 4)}}},
+            "test_data": test_data | {"path": "../test.csv"},
+        },
+    }.items():
+        settings = settings_of(tmp_path / name, **changes)
+        coordinator = begin(settings)
+        run_round(coordinator, noise)
+        assert not coordinator._cycle.finish()  # no broker
+        model = ExportedModel(settings.state_dir / "model.onnx")
+        form = InputForm.model_validate({"csv": PIXELS})
+        assert model.inputs is not None
+        assert model.inputs.differences(form) == []
+        # Rows as they stand in the file are answered as the coordinator's test was.
+        reader = InputReader(model, DatasetSettings(path=tmp_path, classes=10), lambda sentence: None)
+        (first, *_) = reader.read(tmp_path / "test.csv")
+        np.testing.assert_allclose(first.values, ((rows[0] - 8) / 4).reshape(8, 8, 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "test_scale", "said"),
+    [
+        (
+            {"csv": PIXELS | {"features": ["a", "b"]}},
+            None,
+            "records of shape (2,), and the model takes (8, 8, 1)",
+        ),
+        ({"csv": {"scale": 2}}, None, "does not settle what a record is"),
+        ({"csv": PIXELS}, 5.0, "model.inputs.csv.scale is 4.0, and test_data.csv.scale is 5.0"),
+    ],
+)
+def test_inputs_that_are_not_those_of_the_model_or_of_the_test_are_refused(
+    tmp_path: Path, inputs: dict[str, Any], test_scale: float | None, said: str
+) -> None:
+    changes: dict[str, Any] = {}
+    if test_scale is not None:
+        rows = [",".join([*PIXELS["features"], "label"]), ",".join(["1"] * 65)]
+        (tmp_path / "test.csv").write_text("\n".join([*rows, ""]))
+        changes["test_data"] = {
+            "path": "test.csv", "classes": 10, "shape": [8, 8, 1], "csv": PIXELS | {"scale": test_scale}
+        }  # fmt: skip
+    with pytest.raises(ConfigurationError) as caught:
+        Coordinator(settings_of(tmp_path, model={"inputs": inputs}, **changes))
+    assert said in str(caught.value)
 
 
 def huge(task: RoundTask) -> NDArray[np.int64]:

@@ -138,13 +138,19 @@ def test_windows_over_csv_are_learnt_with_an_adaptive_clip_norm(walks: Path, tmp
     with np.load(tmp_path / "demo" / "coordinator" / "test.npz") as held_out:
         commonest = np.bincount(held_out["labels"]).max() / len(held_out["labels"])
     assert results["guessing_accuracy"] == pytest.approx(commonest)
-    # The commands at the end are ready to be typed, the second with all options that such data need.
+    # The commands at the end are ready to be typed: what the model says of its inputs is no option.
     lines = [line.removeprefix("Try: ") for line in run.stdout.splitlines() if line.startswith("Try: ")]
     assert lines == results["predict"]
     assert predicted(lines[0]).startswith(f"Accuracy: {100 * results['accuracy']:.2f} %")
     rows = (walks / "person-0.csv").read_text().splitlines()
     new = write(tmp_path / "new.csv", "\n".join(row.rpartition(",")[0] for row in [*rows, ""]).encode())
+    assert lines[1].partition("NEW.csv")[2] == ""
     assert len(predicted(lines[1].replace("NEW.csv", str(new))).splitlines()) == 1 + 14
+    # Rows as they came from the sensor, whose labels are known.
+    known = f"{lines[1]} --label activity --summary".replace("NEW.csv", str(walks))
+    accuracy = re.match(r"Accuracy: ([\d.]+) %", predicted(known))
+    assert accuracy is not None
+    assert float(accuracy[1]) > 80
     # A run that is finished shows what it was, and trains nothing; and the data may have changed since.
     write(walks / "person-9.csv", b"ax,ay,activity\n1,2,run\n")
     (tmp_path / "results.json").unlink()

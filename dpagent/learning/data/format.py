@@ -19,6 +19,7 @@ from dpagent.learning.data.classes import Classes, ClassTable
 from dpagent.learning.data.dataset import MAX_RECORDS, Dataset
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location
+from dpagent.learning.data.record_form import RecordForm
 from dpagent.learning.data.stored import IN_MEMORY_BYTES
 from dpagent.wording import counted, named
 
@@ -125,6 +126,7 @@ class Format(ABC, Generic[SectionT]):
         example: the name of a file with new inputs, where users have such.
         decoder_seconds: processor time that decoding a record may take by default.
         section: the settings of its own, with a default for each.
+        form: what of these says what a record is, whatever file it stands in; None: no setting does.
     """
 
     kind: ClassVar[str]
@@ -133,6 +135,7 @@ class Format(ABC, Generic[SectionT]):
     decoder_seconds: ClassVar[float] = 5.0
     dtype: ClassVar[DType | None] = None
     """Of a record's values; None: as declared."""
+    form: ClassVar[type[RecordForm] | None] = None
     section: type[SectionT]
 
     @abstractmethod

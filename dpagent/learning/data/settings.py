@@ -13,9 +13,9 @@ from __future__ import annotations
 from copy import copy
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, create_model
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from dpagent.configuration import FilePath, Settings
+from dpagent.configuration import FilePath, Settings, with_fields
 from dpagent.learning.data.dataset import MAX_CLASSES, MAX_RECORDS
 from dpagent.learning.data.format import DType, Half
 from dpagent.learning.data.names import PlainName
@@ -36,10 +36,7 @@ def with_formats(schema: type[SchemaT]) -> type[SchemaT]:
     kinds: Any = Literal
     kind = copy(schema.model_fields["kind"])
     sections["kind"] = (kinds[(AUTO, *FORMATS)], kind)
-    made: type[SchemaT] = create_model(
-        schema.__name__, __base__=schema, __module__=schema.__module__, __doc__=schema.__doc__, **sections
-    )
-    return made
+    return with_fields(schema, **sections)
 
 
 def _all_different(names: list[str]) -> list[str]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import MAX_CLASSES
+from dpagent.learning.data.input_form import InputForm
 from dpagent.learning.data.stored import reading, require_readable
 from dpagent.learning.onnx_session import LOAD_ERRORS, RUNTIME_ERRORS, first_line, quiet_session
 from dpagent.wording import counted
@@ -40,6 +41,7 @@ class ExportedModel:
         input_shape: of one input, channels last.
         classes: how many there are.
         class_names: the name of each, or empty where the model has numbers only.
+        inputs: what they must look like, or None where the file does not say.
         round: after which round of training it was exported, or None.
         privacy: the guarantee in a sentence, or empty.
         privacy_statement: the same by its parts, or empty.
@@ -113,6 +115,7 @@ class ExportedModel:
         told = about.custom_metadata_map
         self.name = told.get("dpagent.model") or about.graph_name or "unnamed"
         self.class_names = self._names(told)
+        self.inputs = self._inputs(told)
         self.round = _number(told.get("dpagent.round"), int)
         self.epsilon_spent = _number(told.get("dpagent.epsilon_spent"), float)
         self.privacy = told.get("dpagent.privacy", "")
@@ -146,6 +149,17 @@ class ExportedModel:
                 f"expected at most {_MOST_VALUES:,} values and 2 to {MAX_CLASSES:,} classes."
             )
         return tuple(shape[1:]), scores[1]
+
+    def _inputs(self, told: dict[str, str]) -> InputForm | None:
+        if "dpagent.inputs" not in told:
+            return None
+        try:
+            form = InputForm.parse(told["dpagent.inputs"])
+        except DataError as error:
+            raise DataError(f"{self.path} says what its inputs are: {error}. Export it anew.") from error
+        if misfit := form.misfit(self.input_shape):
+            raise DataError(f"{self.path} says what its inputs are: {misfit}. Export it anew.")
+        return form
 
     def _names(self, told: dict[str, str]) -> tuple[str, ...]:
         if "dpagent.classes" not in told:

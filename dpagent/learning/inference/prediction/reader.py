@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.formats.tables.format import CsvFormat
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.opening import open_dataset, recognise_inputs, section_of, source_of
 from dpagent.learning.data.registry import FORMATS
@@ -38,7 +39,7 @@ class InputReader:
         class_names: of the model, or of the settings.
 
     Raises:
-        ConfigurationError: the classes are not those of the model.
+        ConfigurationError: the classes, or what the settings make of a record, are not those of the model.
     """
 
     def __init__(self, model: ExportedModel, settings: DatasetSettings, say: Say) -> None:
@@ -59,6 +60,9 @@ class InputReader:
                 f"The classes are {', '.join(listed[:8])}; model {model.name!r} itself names"
                 f" {', '.join(model.class_names[:8])}. Leave them out."
             )
+        if model.inputs is not None:
+            model.inputs.require_same(settings, model.name)
+        self._said: set[str] = set()
         self.class_names = listed or model.class_names
         self._count = settings.classes if isinstance(settings.classes, int) else None
 
@@ -75,10 +79,13 @@ class InputReader:
             update={"path": path, "classes": list(self.class_names) or self._count, "kind": kind}
         )
         known, model = FORMATS[kind], self._model
+        if model.inputs is not None:
+            settings = model.inputs.completed(settings, kind, model.input_shape)
+        self._tell_of_form(kind)
         target = Target(model.name, model.input_shape, model.classes, self.class_names)
         unlabelled = known.unlabelled(source_of(settings), section_of(settings, known), target, self._say)
         if unlabelled is not None:
-            yield from self._shaped(path, unlabelled)
+            yield from self._shaped(path, unlabelled, settings.shape)
             return
         dataset = open_dataset(settings)
         for sentence in dataset.origin.left_out:
@@ -90,7 +97,18 @@ class InputReader:
         self._require_fit(path, dataset)
         yield from _records(path, dataset)
 
-    def _shaped(self, path: Path, inputs: Iterator[Input]) -> Iterator[Input]:
+    def _tell_of_form(self, kind: str) -> None:
+        """Say once where nothing checks how the columns of tables become inputs."""
+        form = None if self._model.inputs is None else self._model.inputs.of_kind(kind)
+        if kind == CsvFormat.kind and form is None and kind not in self._said:
+            self._said.add(kind)
+            keys = ", ".join(map(named, ("features", "offset", "scale")))
+            self._say(
+                f"Model {self._model.name!r} does not say what columns it takes, nor how they are scaled:"
+                f" with other {keys} or {named('window')} than in training its answers are wrong."
+            )
+
+    def _shaped(self, path: Path, inputs: Iterator[Input], shape: list[int] | None) -> Iterator[Input]:
         """The same, in the shape that the model takes."""
         is_first = True
         for one in inputs:
@@ -98,7 +116,7 @@ class InputReader:
                 yield one
                 continue
             if is_first:
-                self._require_shape(path, tuple(self._settings.shape or one.values.shape), one.values.size)
+                self._require_shape(path, tuple(shape or one.values.shape), one.values.size)
                 is_first = False
             yield replace(one, values=one.values.reshape(self._model.input_shape))
 

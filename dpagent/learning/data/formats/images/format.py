@@ -28,7 +28,7 @@ from dpagent.learning.data.formats.images.files import (
     is_picture,
     printable,
 )
-from dpagent.learning.data.formats.images.settings import ImageSettings
+from dpagent.learning.data.formats.images.settings import ImageForm, ImageSettings
 from dpagent.learning.data.formats.images.unlabelled import PictureReader, picture_form
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location
@@ -44,7 +44,7 @@ class ImageFormat(Format[ImageSettings]):
     kind, title, example, section = (
         "images", "a folder or zip archive of pictures by class", "NEW.png", ImageSettings,
     )  # fmt: skip
-    dtype = "uint8"
+    form, dtype = ImageForm, "uint8"
 
     def recognises(self, location: Location) -> bool:
         """As of :class:`Format`."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from dpagent.configuration import Settings
-from dpagent.learning.data.formats.images.decoding import MAX_PIXELS, Mode
+from dpagent.learning.data.formats.images.decoding import MAX_PIXELS, Mode, PictureForm
+from dpagent.learning.data.record_form import RecordForm
 
 Pixels = Annotated[int, Field(ge=1, le=4096)]
 
@@ -20,19 +20,32 @@ def _relative(folder: str) -> str:
     return str(path)
 
 
-class ImageSettings(Settings):
-    """How pictures become records."""
+class ImageForm(RecordForm):
+    """What every picture is made into."""
+
+    compared: ClassVar = ("size", "mode")
 
     size: Annotated[list[Pixels], Field(min_length=2, max_length=2)] | None = None
     """Width and height that every picture is scaled until it covers, then cut to."""
     mode: Mode | None = None
     """One channel or three."""
+
+    @property
+    def record_shape(self) -> tuple[int, ...] | None:
+        """As of :class:`RecordForm`: height, width, channels."""
+        pair = self.pair()
+        return None if pair is None or self.mode is None else PictureForm(pair, self.mode).shape
+
+    def pair(self) -> tuple[int, int] | None:
+        """The size as width and height."""
+        return None if self.size is None else (self.size[0], self.size[1])
+
+
+class ImageSettings(ImageForm):
+    """How pictures become records."""
+
     folder: Annotated[str, AfterValidator(_relative)] | None = None
     """The folder below ``path`` that holds the class folders; ``.`` for ``path`` itself."""
     max_pixels: Annotated[int, Field(ge=1, le=1 << 28)] = MAX_PIXELS
     """Largest number of pixels of a picture as it is stored, of WebP half as many. Decoding takes up to 20
     bytes for each, its file included."""
-
-    def pair(self) -> tuple[int, int] | None:
-        """The size as width and height."""
-        return None if self.size is None else (self.size[0], self.size[1])

@@ -19,7 +19,7 @@ from dpagent.learning.data.formats.tables.dataset import (
 )
 from dpagent.learning.data.formats.tables.index import TableIndex, columns_in, index_table
 from dpagent.learning.data.formats.tables.rows import TableBounds
-from dpagent.learning.data.formats.tables.settings import CsvSettings
+from dpagent.learning.data.formats.tables.settings import CsvSettings, TableForm
 from dpagent.learning.data.formats.tables.unlabelled import has_labels, unlabelled_rows
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location
@@ -36,7 +36,7 @@ class CsvFormat(Format[CsvSettings]):
     """A CSV file, or a folder of them."""
 
     kind, title, example, section = "csv", "CSV files", "NEW.csv", CsvSettings
-    dtype = "float32"
+    form, dtype = TableForm, "float32"
     decoder_seconds = 0.2
 
     def recognises(self, location: Location) -> bool:

@@ -8,15 +8,15 @@ that no ledger counts, and boards that scale differently train different models.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 
-from dpagent.configuration import Settings
 from dpagent.errors import ConfigurationError, ParameterError
 from dpagent.learning.data.names import PlainName
+from dpagent.learning.data.record_form import RecordForm
 from dpagent.wording import named
 
 
@@ -30,12 +30,16 @@ def _delimiter(value: str) -> str:
 Number = Annotated[float, Field(strict=False)]
 
 
-class CsvSettings(Settings):
-    """How rows become records. All of it is public."""
+_CONSTANTS: Final = {"offset": 0.0, "scale": 1.0}
 
-    label: PlainName = "label"
-    """The column of the label, by its name."""
-    features: Annotated[list[PlainName], Field(min_length=1)] | None = None
+
+class TableForm(RecordForm):
+    """How cells become records."""
+
+    # Where windows begin changes none of them: not the stride.
+    compared: ClassVar = ("features", "offset", "scale", "window")
+
+    features: Annotated[list[PlainName], Field(min_length=1, max_length=65_536)] | None = None
     """The columns of the inputs, in order."""
     offset: Number | dict[str, Number] = 0.0
     """An input is (cell − offset) / scale: one number, or one by the column's name. Public constants, never
@@ -47,6 +51,82 @@ class CsvSettings(Settings):
     stride: Annotated[int, Field(ge=1, le=1 << 30)] | None = None
     """Rows from one window to the next; by default ``window``. Below it a reading is in several records and
     protected that many times less."""
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        if self.window is None and self.stride is not None:
+            raise ValueError(
+                f"{named('stride')} is given without {named('window')}; give the number of rows in a window"
+            )
+        scales = self.scale.values() if isinstance(self.scale, dict) else [self.scale]
+        if any(scale <= 0 for scale in scales):
+            raise ParameterError(f"{named('scale')} is {self.scale!r}; expected numbers above 0")
+        taken: dict[str, str] = {}
+        for role, name in self.roles():
+            if name in taken:
+                raise ValueError(
+                    f"the column {name!r} stands in {named(taken[name])} and in {named(role)}; expected one"
+                    " place for it"
+                )
+            taken[name] = role
+        if self.features is not None:
+            try:
+                self.constants(self.features)
+            except ConfigurationError as error:
+                raise ValueError(str(error)) from error
+        return self
+
+    @property
+    def record_shape(self) -> tuple[int, ...] | None:
+        """As of :class:`RecordForm`: ``(features,)`` or ``(window, features)``."""
+        if self.features is None:
+            return None
+        return (len(self.features),) if self.window is None else (self.window, len(self.features))
+
+    @property
+    def step(self) -> int:
+        """Rows from the beginning of a record to that of the next."""
+        return self.stride or self.window or 1
+
+    def roles(self, *, labelled: bool = True) -> list[tuple[str, str]]:
+        """The columns that are named, each with the key that names it; without ``labelled`` no label."""
+        return [("features", name) for name in self.features or ()]
+
+    def constants(self, names: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Offset and scale of each input, ``(features,)``.
+
+        Raises:
+            ConfigurationError: one names a column that is no input.
+        """
+        made = []
+        for key, default in _CONSTANTS.items():
+            given = getattr(self, key)
+            if isinstance(given, Mapping) and (unknown := [name for name in given if name not in names]):
+                raise ConfigurationError(
+                    f"{named(key)} names the column {unknown[0]!r}, which is no input; expected some of"
+                    f" {', '.join(names[:20])}."
+                )
+            made.append(np.array(_by_column(given, default, names), np.float64))
+        return made[0], made[1]
+
+    def _meaning(self, key: str, form: Self) -> Any:
+        given = getattr(form, key)
+        if key not in _CONSTANTS:
+            return given
+        names = self.features or ()
+        strangers = set(given) - set(names) if isinstance(given, Mapping) else set()
+        return _by_column(given, _CONSTANTS[key], names), strangers
+
+
+def _by_column(given: float | Mapping[str, float], default: float, names: Sequence[str]) -> list[float]:
+    return [given.get(name, default) if isinstance(given, Mapping) else given for name in names]
+
+
+class CsvSettings(TableForm):
+    """How rows become records. All of it is public."""
+
+    label: PlainName = "label"
+    """The column of the label, by its name."""
     group: PlainName | None = None
     """A column, such as a person or a session: a window whose rows have several values of it is left out."""
     mixed: Literal["majority", "drop"] = "majority"
@@ -66,11 +146,7 @@ class CsvSettings(Settings):
     unless ``features`` lists it."""
 
     @model_validator(mode="after")
-    def _is_possible(self) -> CsvSettings:
-        if self.window is None and self.stride is not None:
-            raise ValueError(
-                f"{named('stride')} is given without {named('window')}; give the number of rows in a window"
-            )
+    def _has_a_header_or_not(self) -> Self:
         if self.first_column is not None and not self.header:
             raise ValueError(
                 f"{named('first_column')} is given with {named('header', False)}, where columns are called 1,"
@@ -78,45 +154,9 @@ class CsvSettings(Settings):
             )
         if self.width is not None and self.header:
             raise ValueError(f"{named('width')} is given, and the header tells it; leave it out")
-        scales = self.scale.values() if isinstance(self.scale, dict) else [self.scale]
-        if any(scale <= 0 for scale in scales):
-            raise ParameterError(f"{named('scale')} is {self.scale!r}; expected numbers above 0")
-        taken: dict[str, str] = {}
-        for role, name in self.roles():
-            if name in taken:
-                raise ValueError(
-                    f"the column {name!r} stands in {named(taken[name])} and in {named(role)}; expected one"
-                    " place for it"
-                )
-            taken[name] = role
         return self
 
-    @property
-    def step(self) -> int:
-        """Rows from the beginning of a record to that of the next."""
-        return self.stride or self.window or 1
-
     def roles(self, *, labelled: bool = True) -> list[tuple[str, str]]:
-        """The columns that are named, each with the key that names it; without ``labelled`` no label."""
+        """As of :class:`TableForm`."""
         columns = [("label", self.label if labelled else None), ("group", self.group)]
-        columns += [("features", name) for name in self.features or ()]
-        return [(role, name) for role, name in columns if name is not None]
-
-    def constants(self, names: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Offset and scale of each input, ``(features,)``.
-
-        Raises:
-            ConfigurationError: one names a column that is no input.
-        """
-        made = []
-        for key, given, default in (("offset", self.offset, 0.0), ("scale", self.scale, 1.0)):
-            if isinstance(given, Mapping):
-                if unknown := [name for name in given if name not in names]:
-                    raise ConfigurationError(
-                        f"{named(key)} names the column {unknown[0]!r}, which is no input; expected some of"
-                        f" {', '.join(names[:20])}."
-                    )
-                made.append(np.array([given.get(name, default) for name in names], np.float64))
-            else:
-                made.append(np.full(len(names), given, np.float64))
-        return made[0], made[1]
+        return [(role, name) for role, name in columns if name is not None] + super().roles()
