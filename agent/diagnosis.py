@@ -23,6 +23,7 @@ from agent.database import no_ledger, no_second_head
 from agent.energy import EnergyMeter
 from agent.governor import Governor, require_public_disk
 from agent.heads import read_second_head
+from agent.latest_model import disagreements
 from agent.limit_settings import LimitSettings
 from agent.limits import BeyondLimitError, require_within
 from agent.profile import LoadedProfile, fits_memory, open_profile
@@ -323,10 +324,13 @@ def _model(settings: AgentSettings) -> Finding:
     try:
         with disk_errors(file):
             written_at = file.stat().st_mtime if file.exists() else None
+            model = b"" if written_at is None else file.read_bytes()
     except StorageError as error:
         return problem_of("model", error)
     if written_at is None:
         return fine("model", "none yet; it comes when a job is finished")
+    if odd := disagreements(model, settings.data):
+        return warning("model", odd[0], "Correct agent.yaml, or ask the operator.")
     return fine("model", f"{file}, of {datetime.fromtimestamp(written_at, UTC):%Y-%m-%d %H:%M} UTC")
 
 

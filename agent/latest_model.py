@@ -17,9 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from agent.data_settings import DataSettings
 from agent.settings import AgentSettings
 from dpagent.clock import Clock
-from dpagent.errors import StorageError
+from dpagent.errors import DpagentError, StorageError
+from dpagent.learning.data.input_form import METADATA_KEY, InputForm
+from dpagent.learning.inference.model_bytes import metadata_of
 from dpagent.protocol.fragments import content_digest
 from dpagent.protocol.messages import AssetTerms
 from dpagent.storage import SPACE_LEFT, disk_errors, write_atomically
@@ -27,6 +30,7 @@ from dpagent.storage import SPACE_LEFT, disk_errors, write_atomically
 log = logging.getLogger(__name__)
 
 _COMMAND_S: Final = 60.0
+_MOST_SHOWN: Final = 200
 _REQUESTS: Final = 5
 """For chunks that do not come, of one model or of several: the broker answers each with all that it has."""
 _LEAST_S: Final = 600.0
@@ -43,6 +47,7 @@ class LatestModel:
 
     def __init__(self, settings: AgentSettings, clock: Clock) -> None:
         self.file, self._command, self._clock = settings.model_file, settings.model.command, clock
+        self._data = settings.data
         self._digest = _digest_of(self.file)
         self._failed: bytes | None = None
         """The digest of a model that could not be had or written: not tried again until the next start."""
@@ -80,6 +85,8 @@ class LatestModel:
         self._digest, self._requests = asset.digest, 0
         self._not_before = self._clock.monotonic() + _LEAST_S
         log.info("the model of the finished job is in %s", self.file)
+        for sentence in disagreements(data, self._data):
+            log.warning("%s; correct agent.yaml, or ask the operator", sentence)
         self._tell()
 
     def _write(self, data: bytes) -> None:
@@ -135,6 +142,33 @@ class LatestModel:
 def previous_of(file: Path) -> Path:
     """Where the model before is kept."""
     return file.with_name(f"{file.stem}.previous{file.suffix}")
+
+
+def disagreements(model: bytes, data: DataSettings) -> list[str]:
+    """Where this board declares records to be others than the model was trained on, a sentence each.
+
+    Both are public: no record is looked at. It is for the owner, and changes nothing that the board does: what
+    a model says of its inputs is only the operator's word.
+
+    Args:
+        model: the file of a finished model, whoever wrote it.
+        data: as the board declares them.
+    """
+    try:
+        text, own = metadata_of(model).get(METADATA_KEY), InputForm.of(data)
+        differences = [] if text is None or own is None else InputForm.parse(text).differences(own)
+    except DpagentError as error:
+        return [f"what the model says of its inputs cannot be read: {error}"]
+    return [
+        f"data.{key} is {_short(given)} on this board, and its fleet's model was trained with"
+        f" {_short(expected)}"
+        for key, expected, given in differences
+    ]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def _digest_of(file: Path) -> bytes | None:

@@ -14,7 +14,7 @@ from coordinator.settings import FleetSettings
 from coordinator.store import Job
 from dpagent.errors import ConfigurationError, ParameterError
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.input_form import InputForm
+from dpagent.learning.data.input_form import METADATA_KEY, InputForm
 from dpagent.learning.fitting import check_fits
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.inference.evaluation import OnnxEvaluator
@@ -174,7 +174,7 @@ class ModelFiles:
         if self._class_names:
             metadata["dpagent.classes"] = json.dumps(list(self._class_names), ensure_ascii=False)
         if self._inputs is not None:
-            metadata["dpagent.inputs"] = self._inputs.text()
+            metadata[METADATA_KEY] = self._inputs.text()
         return metadata
 
 

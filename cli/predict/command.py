@@ -1,4 +1,4 @@
-"""``dpagent predict MODEL INPUT…``: the command and its options."""
+"""``dpagent predict MODEL INPUT…`` or ``--latest INPUT…``: the command and its options."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.configurations import agent_settings
+from cli.configurations import AgentConfig, agent_settings
 from cli.options.rows import DATA
 from cli.options.table import Given, with_options
 from cli.tables import reader_may_leave
-from dpagent.errors import DataError, ExitCode
+from dpagent.errors import DataError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from dpagent.learning.data.inputs import Input
@@ -21,21 +21,20 @@ if TYPE_CHECKING:
 
 @with_options(data=DATA.with_default("half", "test"))
 def predict(
-    model: Annotated[
-        Path,
+    paths: Annotated[
+        list[Path],
         typer.Argument(
-            metavar="MODEL",
-            help="A model that the coordinator exported (.onnx), or a board's agent.yaml: its last one.",
+            metavar="[MODEL] INPUT...",
+            help="A model that the coordinator exported (.onnx), unless --latest is given; then pictures, or "
+            "files and directories with records.",
             show_default=False,
         ),
     ],
-    inputs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="INPUT", help="Pictures, or files and directories with records.", show_default=False
-        ),
-    ],
     data: Given,
+    latest: Annotated[
+        bool, typer.Option("--latest", help="Take the model of the last finished job on this board.")
+    ] = False,
+    config: AgentConfig = None,
     top: Annotated[int, typer.Option(min=1, help="Number of classes to show, the most probable first.")] = 1,
     batch: Annotated[int, typer.Option(min=1, max=65_536, help="Inputs held in memory at a time.")] = 64,
     summary: Annotated[
@@ -61,9 +60,12 @@ def predict(
     from dpagent.learning.inference.prediction.outcome import predict as predictions
     from dpagent.learning.inference.prediction.reader import InputReader
 
+    model, inputs = (latest_model(config), paths) if latest else (paths[0], paths[1:])
+    if not inputs:
+        raise UsageError("Missing argument 'INPUT'. Give what the model is asked about after MODEL.")
     path = inputs[0].absolute() if inputs[0] == Path() else inputs[0]
     settings = data.settings(DatasetSettings, path=path, half=data.values["half"] or "test")
-    exported = ExportedModel(_model_file(model))
+    exported = ExportedModel(model)
     reader = InputReader(exported, settings, say)
     say(about(exported))
     tally = Tally()
@@ -89,15 +91,17 @@ def predict(
         raise typer.Exit(ExitCode.DATA)
 
 
-def _model_file(model: Path) -> Path:
-    """The model, or that of a board."""
-    if model.suffix not in (".yaml", ".yml"):
-        return model
-    file = agent_settings(model).model_file
+def latest_model(config: Path | None) -> Path:
+    """The file of the last finished job on the board of a configuration, by default of this one.
+
+    Raises:
+        DataError: There is none yet.
+        ConfigurationError: The configuration cannot be read.
+    """
+    file = agent_settings(config).model_file
     if not file.exists():
         raise DataError(
-            f"The board of {model} has no model yet: {file} comes when a job of its fleet is finished. Is "
-            "the agent running?"
+            f"This board has no model yet: {file} comes when a job of its fleet is finished. Is the agent running?"
         )
     return file
 

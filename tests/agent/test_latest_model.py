@@ -14,12 +14,16 @@ import pytest
 from brokers import Broker, wait_until
 from clocks import MovableClock
 from daemons import agent_thread, attentive_daemons
+from exported_models import write_model
 from fleets import agent_values, make_plan, write_agent
 from observers import Announcer
 from pydantic import ValidationError
 
-from agent.latest_model import LatestModel, previous_of
+from agent.data_settings import DataSettings
+from agent.diagnosis import examine
+from agent.latest_model import LatestModel, disagreements, previous_of
 from agent.settings import AgentSettings, load_agent_settings
+from dpagent.diagnosis import Verdict
 from dpagent.protocol.fragments import chunked, content_digest
 from dpagent.protocol.messages import AssetTerms, Plan
 from dpagent.protocol.signing import Signer
@@ -119,6 +123,54 @@ def test_several_models_that_do_not_come_are_asked_for_no_more_often(
     assert asked == 5
     clock.advance(600.0)
     assert latest.wants(asset_of(b"c"))
+
+
+# --- what it says of its inputs ---
+
+WALKS = {"features": ["ax", "ay"], "scale": 10.0, "window": 64}
+
+
+@pytest.mark.parametrize(
+    ("csv", "said"),
+    [
+        (WALKS, ""),
+        (WALKS | {"stride": 8, "label": "what"}, ""),
+        (
+            WALKS | {"scale": 1},
+            "data.csv.scale is 1.0 on this board, and its fleet's model was trained with 10.0",
+        ),
+        (WALKS | {"features": ["ay", "ax"]}, "data.csv.features is ['ay', 'ax']"),
+    ],
+)
+def test_a_board_that_declares_other_inputs_than_the_model_is_told(
+    tmp_path: Path, clock: MovableClock, caplog: pytest.LogCaptureFixture, csv: dict[str, Any], said: str
+) -> None:
+    file = write_model(tmp_path / "new.onnx", (64, 2), 3, inputs={"csv": WALKS})
+    data = file.read_bytes()
+    (tmp_path / "state").mkdir()
+    declared = {"kind": "csv", "path": "walks", "classes": 3, "csv": csv, "shape": None, "dtype": None}
+    values = agent_values(None, KEY, state_dir=str(tmp_path / "state"), data=declared)
+    latest = LatestModel(AgentSettings.model_validate(values), clock)
+    latest.take(asset_of(data), data)
+    assert latest.file.read_bytes() == data
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == bool(said)
+    assert said in "".join(warned)
+    (finding,) = [
+        one
+        for one in examine(AgentSettings.model_validate(values), asks_broker=False)
+        if one.check == "model"
+    ]
+    assert finding.verdict is (Verdict.WARNING if said else Verdict.OK)
+    assert said in finding.text
+
+
+@pytest.mark.parametrize(
+    "data", [b"first", b"", bytes(99), b"\x72\x05\x0a\x03ab", b"\x72\xff\xff\xff\x7f", b"\x72\x80"]
+)
+def test_what_cannot_be_read_of_a_model_costs_a_sentence(data: bytes) -> None:
+    settings = DataSettings.model_validate({"name": "x", "path": Path("x"), "kind": "csv", "csv": WALKS})
+    assert len(disagreements(data, settings)) == bool(data)
 
 
 # --- the owner's command ---

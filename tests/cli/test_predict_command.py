@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from commands import Result, dpagent, dpagent_process
 from exported_models import SENTENCE, answers, write_model
+from fleets import agent_values
 from pictures import encoded, folder_of, noise, write, zip_of
 from PIL import Image
 
@@ -22,7 +24,9 @@ from dpagent.learning.data.input_form import InputForm
 from dpagent.learning.inference.export.model import export_onnx
 from dpagent.learning.models.layers import Dense
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.protocol.signing import Signer
 
+KEY = Signer(bytes(range(32)), "testers").public_key
 SHAPE = (8, 12, 3)
 NAMES = ["cat", "fox", "owl"]
 
@@ -328,6 +332,20 @@ def test_forgotten_scaling_costs_what_it_did_before_models_said_it(tmp_path: Pat
     assert result.stderr.count("does not say") == 1
 
 
+def test_the_latest_model_of_a_board_is_found_by_its_configuration(tmp_path: Path) -> None:
+    config = tmp_path / "agent.yaml"
+    config.write_text(yaml.safe_dump(agent_values(None, KEY, model={"file": "board/model.onnx"})))
+    rows = table(tmp_path / "rows.csv", labels=False)
+    result = run("--latest", rows, "--config", config)
+    assert result.returncode == 4
+    assert "has no model yet" in result.stderr
+    (tmp_path / "board").mkdir()
+    write_model(tmp_path / "board" / "model.onnx", (2,), 3, NAMES)
+    assert len(predicted("--latest", rows, rows, "--config", config)["predictions"]) == 40
+    assert run("--latest", "--config", config).returncode == 2
+    assert run("--latest", rows, "--config", tmp_path / "none.yaml").returncode == 3
+
+
 def test_a_missing_value_and_a_broken_row_cost_their_own_answers_alone(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model.onnx", (2,), 3, NAMES)
     gap = table(tmp_path / "gap.csv", labels=False, extra="nan,1")
@@ -386,6 +404,7 @@ def test_a_file_that_is_no_model_of_ours_is_refused(tmp_path: Path) -> None:
         (["missing.onnx", "{png}"], 4, "There is no model file missing.onnx"),
         (["{tmp}", "{png}"], 4, "is a directory; expected a model file"),
         (["{model}"], 2, "Missing argument 'INPUT'"),
+        (["--latest"], 2, "Missing argument '[MODEL] INPUT...'"),
         (["{model}", "{npz}"], 4, "a record has 4 values; model 'linear' takes 8 × 12 × 3"),
         (["{model}", "{png}", "--size", "3x3"], 3, "have 27 values; model 'linear' takes 288"),
         (["{model}", "{png}", "--classes", "a,b"], 3, "There are 2 classes (a, b); model 'linear' has 3"),

@@ -173,6 +173,8 @@ def test_a_job_of_each_kind_ends_well(name: str, tmp_path: Path, mosquitto: Brok
     if name == "adam":
         answered = dpagent(
             "predict",
+            "--latest",
+            "--config",
             job.models[0].parents[1] / "agent.yaml",
             job.coordinator.parent / "device-1" / "data.npz",
             "--summary",

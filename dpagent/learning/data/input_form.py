@@ -21,6 +21,8 @@ from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.wording import named
 
+METADATA_KEY: Final = "dpagent.inputs"
+"""Under which a model's file has it."""
 _VERSION: Final = 1
 _MOST_CHARACTERS: Final = 4 << 20
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import MAX_CLASSES
-from dpagent.learning.data.input_form import InputForm
+from dpagent.learning.data.input_form import METADATA_KEY, InputForm
 from dpagent.learning.data.stored import reading, require_readable
 from dpagent.learning.onnx_session import LOAD_ERRORS, RUNTIME_ERRORS, first_line, quiet_session
 from dpagent.wording import counted
@@ -151,10 +151,10 @@ class ExportedModel:
         return tuple(shape[1:]), scores[1]
 
     def _inputs(self, told: dict[str, str]) -> InputForm | None:
-        if "dpagent.inputs" not in told:
+        if METADATA_KEY not in told:
             return None
         try:
-            form = InputForm.parse(told["dpagent.inputs"])
+            form = InputForm.parse(told[METADATA_KEY])
         except DataError as error:
             raise DataError(f"{self.path} says what its inputs are: {error}. Export it anew.") from error
         if misfit := form.misfit(self.input_shape):
