@@ -147,8 +147,8 @@ def previous_of(file: Path) -> Path:
 def disagreements(model: bytes, data: DataSettings) -> list[str]:
     """Where this board declares records to be others than the model was trained on, a sentence each.
 
-    Both are public: no record is looked at. It is for the owner, and changes nothing that the board does, since
-    what a model says of its inputs is only the operator's word.
+    Both are public: no record is looked at. It is for the owner, and changes nothing that the board does,
+    since what a model says of its inputs is only the operator's word.
 
     Args:
         model: the file of a finished model, whoever wrote it.

@@ -15,6 +15,7 @@ from agent.governor_settings import GovernorSettings
 from agent.heads import LedgerFiles, second_head_beside
 from agent.limit_settings import LimitSettings
 from agent.profile import AUTO, Profile, is_profile_path
+from agent.serve_settings import ServeSettings
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.errors import ConfigurationError
 from dpagent.overrides import Override
@@ -84,6 +85,7 @@ class AgentSettings(Settings):
     budget: BudgetSettings
     ledger: LedgerSettings = LedgerSettings()
     model: ModelFileSettings = ModelFileSettings()
+    serve: ServeSettings = ServeSettings()
     mqtt: MqttSettings = MqttSettings()
     profile: Annotated[str, Field(min_length=1)] = AUTO
     """A board, as ``dpagent profiles list`` names it, or the path of your own profile, relative to this file.
@@ -164,6 +166,7 @@ def load_agent_settings(file: Path, overrides: Sequence[Override] = ()) -> Agent
             "model": settings.model.model_copy(
                 update={"file": settings.model.file and resolve(settings.model.file, file)}
             ),
+            "serve": settings.serve.resolved(file),
             "data": settings.data.model_copy(update={"path": resolve(settings.data.path, file)}),
             "mqtt": settings.mqtt.resolved(file),
             "profile": str(resolve(Path(settings.profile), file))

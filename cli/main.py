@@ -44,6 +44,7 @@ class _Root(CommandsByName):
         "config": "cli.config:app",
         "service": "cli.service.command:app",
         "predict": "cli.predict.command:predict",
+        "serve": "cli.serve:serve",
         "bench": "cli.bench.command:bench",
     }
 

@@ -8,7 +8,7 @@ folder it lies in, if that is a class of the model; a folder of any other name s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -86,6 +86,10 @@ class PictureReader:
         """The picture in one file."""
         return self._picture(str(path), FolderFiles(path.parent, [path.name], self._most), 0, None)
 
+    def read_bytes(self, name: str, data: bytes) -> Input:
+        """The picture that a file of these bytes would hold."""
+        return self._decoded(name, lambda: data, None)
+
     def read_many(self, path: Path, folder: str) -> Iterator[Input]:
         """The pictures of a folder or a zip archive, last those that lie in no folder.
 
@@ -138,8 +142,11 @@ class PictureReader:
         return known
 
     def _picture(self, name: str, files: PictureFiles, number: int, label: int | None) -> Input:
+        return self._decoded(name, lambda: files.read(number), label)
+
+    def _decoded(self, name: str, read: Callable[[], bytes], label: int | None) -> Input:
         try:
-            data = files.read(number)
+            data = read()
             size, _ = read_form(data, self._form.max_pixels)
             values = self._form.decode(data).reshape(self._target.shape)
         except DataError as error:

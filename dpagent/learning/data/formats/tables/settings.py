@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 
-from dpagent.errors import ConfigurationError, ParameterError
+from dpagent.errors import ConfigurationError, DataError, ParameterError
 from dpagent.learning.data.names import PlainName
 from dpagent.learning.data.record_form import RecordForm
-from dpagent.wording import named
+from dpagent.wording import counted, named
 
 
 def _delimiter(value: str) -> str:
@@ -108,6 +108,35 @@ class TableForm(RecordForm):
                 )
             made.append(np.array(_by_column(given, default, names), np.float64))
         return made[0], made[1]
+
+    def record(self, columns: Mapping[str, Any]) -> NDArray[np.float32]:
+        """A record from its columns as they were read: a number each, or with a window one for each row.
+
+        Args:
+            columns: by name; those that are no inputs do not matter.
+
+        Raises:
+            DataError: one is missing, or is something else.
+        """
+        names, rows = self.features or [], self.window
+        expected = "a number" if rows is None else f"a list of {counted(rows, 'number')}"
+        if missing := [name for name in names if name not in columns]:
+            raise DataError(
+                f"The column {missing[0]!r} is missing; expected {', '.join(names[:20])}, {expected} each."
+            )
+        series = []
+        for name in names:
+            try:
+                values = np.asarray(columns[name])
+            except (ValueError, OverflowError):  # lists of several lengths, numbers of too many digits
+                values = np.empty(0)
+            if values.dtype.kind not in "iuf" or values.shape != (() if rows is None else (rows,)):
+                raise DataError(f"The column {name!r} is something else; expected {expected}.")
+            series.append(values.astype(np.float64))
+        offset, scale = self.constants(names)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled: NDArray[np.float32] = ((np.stack(series, axis=-1) - offset) / scale).astype(np.float32)
+        return scaled
 
     def _meaning(self, key: str, form: Self) -> Any:
         given = getattr(form, key)

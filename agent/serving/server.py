@@ -1,0 +1,51 @@
+"""The server of ``dpagent serve``: a socket, perhaps a topic, and the latest model behind both."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from typing import Final
+
+from agent.serving.answers import Answers
+from agent.serving.socket_server import SocketServer
+from agent.serving.topic import TopicServer, require_another_broker
+from agent.settings import AgentSettings
+from dpagent.service_manager import ServiceManager
+
+log = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.5
+
+
+def serve(settings: AgentSettings, stop: threading.Event) -> None:
+    """Answer until ``stop`` is set.
+
+    Args:
+        settings: ``agent.yaml``.
+        stop: ends it; what is being answered then is.
+
+    Raises:
+        StateInUseError: another server listens at the socket.
+        ConfigurationError, StorageError: it cannot start; the text gives the reason.
+        BrokerError: the broker of the topic refuses us.
+    """
+    require_another_broker(settings)
+    wanted, manager = settings.serve, ServiceManager()
+    path = wanted.socket_in(settings.state_dir)
+    with contextlib.ExitStack() as held:
+        answers = Answers(settings.model_file, wanted.timeout_s)
+        held.callback(answers.close)
+        longest = wanted.maximum_request_mib << 20
+        held.enter_context(SocketServer(path, int(wanted.mode, 8), answers, longest))
+        topic = held.enter_context(TopicServer(settings, answers)) if wanted.mqtt is not None else None
+        answers.refresh()
+        log.info("listening at %s: %s", path, answers.status)
+        manager.ready()
+        while not stop.wait(_LOOK_S):
+            manager.alive()
+            answers.refresh()
+            manager.status(answers.status)
+            if topic is not None and topic.failure is not None:
+                raise topic.failure
+        manager.stopping()

@@ -1,0 +1,29 @@
+"""``dpagent serve``: the latest model's answers for the board's other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
+
+
+def serve(
+    config: Annotated[Path, typer.Option(help="The device's agent.yaml.")],
+    log_level: LogLevelOption = LogLevel.INFO,
+) -> None:
+    """Answer predictions with the latest model of this board, until SIGTERM or Ctrl-C.
+
+    Programs of the board ask over a local socket, a line of JSON each (docs/predict.md), or over a topic of a
+    broker on the board. A model that a finished job brings is taken when it comes. No network is needed.
+    The section `serve` of agent.yaml says where, and who may ask.
+    """
+    start_logging(log_level)
+    stop = StopSignals()
+    from agent.serving.server import serve as run
+    from agent.settings import load_agent_settings
+
+    run(load_agent_settings(config), stop.serving())
+    raise typer.Exit(stop.exit_code)
