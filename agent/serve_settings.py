@@ -16,6 +16,9 @@ Topic = Annotated[str, Field(pattern=r"^[^+#\x00/$][^+#\x00]*$", max_length=1_00
 class ServeSettings(Settings):
     """Answers of the board's model for its other programs (``dpagent serve``)."""
 
+    model: Literal["latest", "personal"] = "latest"
+    """Which model answers: that of the last finished job, or the copy that ``dpagent personalise`` made of
+    one, which reveals the board's records to whoever may ask it often."""
     socket: FilePath | None = None
     """Unix socket that is listened on, relative to this file. Default: ``predict.sock`` in ``state_dir``,
     which only the agent's user reaches."""

@@ -45,6 +45,7 @@ class _Root(CommandsByName):
         "service": "cli.service.command:app",
         "predict": "cli.predict.command:predict",
         "serve": "cli.serve:serve",
+        "personalise": "cli.personalise:personalise",
         "bench": "cli.bench.command:bench",
     }
 

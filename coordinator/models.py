@@ -19,6 +19,7 @@ from dpagent.learning.fitting import check_fits
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.inference.evaluation import OnnxEvaluator
 from dpagent.learning.inference.export.model import export_onnx
+from dpagent.learning.inference.personal import ARCHITECTURE_KEY
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.norm import Norm
@@ -160,6 +161,7 @@ class ModelFiles:
         metadata = {
             "dpagent.job": job.id.hex(),
             "dpagent.model": self._spec.name,
+            ARCHITECTURE_KEY: json.dumps(self._spec.describe()),
             "dpagent.round": str(number),
             "dpagent.privacy": statement.sentence(),
             "dpagent.privacy_statement": json.dumps(statement.as_dict(), ensure_ascii=False),

@@ -7,6 +7,7 @@ import logging
 import threading
 from typing import Final
 
+from agent.personal_model import personal_of
 from agent.serving.answers import Answers
 from agent.serving.socket_server import SocketServer
 from agent.serving.topic import TopicServer, require_another_broker
@@ -34,7 +35,8 @@ def serve(settings: AgentSettings, stop: threading.Event) -> None:
     wanted, manager = settings.serve, ServiceManager()
     path = wanted.socket_in(settings.state_dir)
     with contextlib.ExitStack() as held:
-        answers = Answers(settings.model_file, wanted.timeout_s)
+        file = settings.model_file if wanted.model == "latest" else personal_of(settings.model_file)
+        answers = Answers(file, wanted.timeout_s)
         held.callback(answers.close)
         longest = wanted.maximum_request_mib << 20
         held.enter_context(SocketServer(path, int(wanted.mode, 8), answers, longest))

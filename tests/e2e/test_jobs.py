@@ -181,6 +181,9 @@ def test_a_job_of_each_kind_ends_well(name: str, tmp_path: Path, mosquitto: Brok
         )
         assert answered.returncode == 0, answered.stderr
         assert "of 50 " in answered.stdout
+        personal = dpagent("personalise", "--config", job.models[0].parents[1] / "agent.yaml")
+        assert personal.returncode == 0, personal.stderr
+        assert "Accuracy on 10 records held out" in personal.stdout
     if name == "views":
         assert plan.release.augmentation is not None
         assert plan.release.augmentation.views == 3

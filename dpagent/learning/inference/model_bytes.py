@@ -1,31 +1,55 @@
-"""What a model's file says of itself, read without the ``onnx`` package, which no board has.
+"""A model's file read and changed without the ``onnx`` package, which no board has: metadata and weights.
 
 A file is one message of Protocol Buffers, `ModelProto <https://github.com/onnx/onnx/blob/main/onnx/onnx.proto>`_:
 fields one after the other, each a number and a kind, and of the kinds used here a number in groups of seven
 bits or a length with as many bytes (the encoding: https://protobuf.dev/programming-guides/encoding). What is
-not asked for is passed over unread, so a file may hold anything.
+not asked for is passed over unread, so a file may hold anything. Weights have one size whatever they are, so
+others are written in their place; what the graph computes stays as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from dpagent.errors import DataError
+import numpy as np
+from numpy.typing import NDArray
 
-_METADATA: Final = 14  # of ModelProto; StringStringEntryProto has the key in field 1, the value in field 2
-_MOST_ENTRIES: Final = 1_024
+from dpagent.errors import DataError
+from dpagent.learning.models.spec import ModelSpec, ParameterBlock
+
+# Fields by their numbers: of ModelProto, GraphProto and StringStringEntryProto.
+_GRAPH: Final = 7
+_METADATA: Final = 14
+_INITIALIZER: Final = 5
+_KEY, _VALUE = 1, 2
+_FLOAT: Final = 1  # TensorProto.DataType
+_NUMBER: Final = 0
+_BYTES: Final = 2
 _WHOLE_BYTES: Final = {1: 8, 5: 4}
+
+_MOST_ENTRIES: Final = 1_024
+_MOST_AXES: Final = 8
 _MOST_SHIFT: Final = 63
 
 
 class _Field(NamedTuple):
     number: int
+    kind: int
     value: int
     """Of a number; 0 of any other kind."""
+    start: int
+    """Where the field begins."""
     begin: int
     end: int
     """Of the bytes; of all but bytes, where the field ends."""
+
+
+class _Tensor(NamedTuple):
+    shape: tuple[int, ...]
+    begin: int
+    end: int
 
 
 def metadata_of(model: bytes) -> dict[str, str]:
@@ -43,7 +67,7 @@ def metadata_of(model: bytes) -> dict[str, str]:
             continue
         parts = {part.number: model[part.begin : part.end] for part in _fields(model, entry.begin, entry.end)}
         try:
-            found.setdefault(parts.get(1, b"").decode(), parts.get(2, b"").decode())
+            found.setdefault(parts.get(_KEY, b"").decode(), parts.get(_VALUE, b"").decode())
         except UnicodeDecodeError as error:
             raise DataError("The model has metadata that are not UTF-8 text.") from error
         if len(found) > _MOST_ENTRIES:
@@ -51,26 +75,148 @@ def metadata_of(model: bytes) -> dict[str, str]:
     return found
 
 
+def with_metadata(model: bytes, metadata: Mapping[str, str]) -> bytes:
+    """The same file with other metadata.
+
+    Raises:
+        DataError: It is no such file, or is damaged.
+    """
+    fields = (field for field in _fields(model, 0, len(model)) if field.number != _METADATA)
+    kept = [model[field.start : field.end] for field in fields]
+    entries = (
+        _length_delimited(_KEY, key.encode()) + _length_delimited(_VALUE, value.encode())
+        for key, value in sorted(metadata.items())
+    )
+    return b"".join([*kept, *(_length_delimited(_METADATA, entry) for entry in entries)])
+
+
+def weights_of(model: bytes, spec: ModelSpec) -> NDArray[np.float32]:
+    """The weights ``(d,)`` of a file that :func:`~dpagent.learning.inference.export.model.export_onnx` wrote.
+
+    Args:
+        model: The file, whoever wrote it.
+        spec: The architecture that it is said to have.
+
+    Raises:
+        DataError: It is damaged, or has no weights of that architecture.
+    """
+    tensors = _tensors(model, spec)
+    weights = np.empty(spec.parameter_count, np.float32)
+    for block in spec.parameter_shapes:
+        tensor = tensors[block.name]
+        values = np.frombuffer(model, "<f4", block.size, tensor.begin).reshape(tensor.shape)
+        if values.ndim > 2:
+            values = np.moveaxis(values, (0, 1), (-1, -2))
+        weights[block.offset : block.offset + block.size] = values.reshape(-1)
+    return weights
+
+
+def with_weights(model: bytes, spec: ModelSpec, weights: NDArray[np.float32]) -> bytes:
+    """The same file with other weights ``(d,)``.
+
+    Raises:
+        DataError: as of :func:`weights_of`.
+        ParameterError: The weights do not fit the architecture.
+    """
+    spec.require_weights(weights)
+    tensors, changed = _tensors(model, spec), bytearray(model)
+    for block in spec.parameter_shapes:
+        values = weights[block.offset : block.offset + block.size].reshape(block.shape)
+        if values.ndim > 2:
+            values = np.moveaxis(values, (-1, -2), (0, 1))
+        tensor = tensors[block.name]
+        changed[tensor.begin : tensor.end] = values.astype("<f4").tobytes()
+    return bytes(changed)
+
+
+def _tensors(model: bytes, spec: ModelSpec) -> dict[str, _Tensor]:
+    """Where the weights of each block are."""
+    wanted = {block.name: _shape_in_file(block) for block in spec.parameter_shapes}
+    found: dict[str, _Tensor] = {}
+    for graph in _fields(model, 0, len(model)):
+        if graph.number != _GRAPH:
+            continue
+        for field in _fields(model, graph.begin, graph.end):
+            if field.number != _INITIALIZER:
+                continue
+            name, tensor = _tensor(model, field)
+            if name in wanted and tensor is not None and tensor.shape == wanted[name]:
+                found[name] = tensor
+    if missing := [name for name in wanted if name not in found]:
+        raise DataError(
+            f"The model's file has no weights {missing[0]!r} of shape {wanted[missing[0]]}, which its "
+            "architecture has. Export it anew."
+        )
+    return found
+
+
+def _shape_in_file(block: ParameterBlock) -> tuple[int, ...]:
+    """Of a convolution, filters and channels stand before the window."""
+    shape = tuple(block.shape)
+    return shape if len(shape) <= 2 else (shape[-1], shape[-2], *shape[:-2])
+
+
+def _tensor(model: bytes, field: _Field) -> tuple[str, _Tensor | None]:
+    """Name and place of a tensor; None of one that is not float32, or whose values lie elsewhere."""
+    shape: list[int] = []
+    kind, name, place = 0, b"", None
+    for part in _fields(model, field.begin, field.end):
+        match part.number, part.kind:  # of TensorProto
+            case 1, 0:  # dims, one by one
+                shape.append(part.value)
+            case 1, 2:  # dims, packed
+                at = part.begin
+                while at < part.end and len(shape) <= _MOST_AXES:
+                    size, at = _number(model, at, part.end)
+                    shape.append(size)
+            case 2, 0:  # data_type
+                kind = part.value
+            case 8, 2:  # name
+                name = model[part.begin : part.end]
+            case 9, 2:  # raw_data
+                place = part.begin, part.end
+            case _:
+                pass
+        if len(shape) > _MOST_AXES:
+            return "", None
+    if kind != _FLOAT or place is None or place[1] - place[0] != 4 * math.prod(shape):
+        return "", None
+    return name.decode(errors="replace"), _Tensor(tuple(shape), *place)
+
+
+def _length_delimited(number: int, data: bytes) -> bytes:
+    return _written(number << 3 | _BYTES) + _written(len(data)) + data
+
+
+def _written(value: int) -> bytes:
+    groups = bytearray()
+    while value > 0x7F:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*groups, value])
+
+
 def _fields(data: bytes, begin: int, end: int) -> Iterator[_Field]:
     """The fields of the message that ``data[begin:end]`` is."""
     at = begin
     while at < end:
+        start = at
         key, at = _number(data, at, end)
         kind = key & 7
-        value, start = 0, at
-        if kind == 0:
+        value, first = 0, at
+        if kind == _NUMBER:
             value, at = _number(data, at, end)
-            start = at
-        elif kind == 2:
-            length, start = _number(data, at, end)
-            at = start + length
+            first = at
+        elif kind == _BYTES:
+            length, first = _number(data, at, end)
+            at = first + length
         elif kind in _WHOLE_BYTES:
-            at = start = at + _WHOLE_BYTES[kind]
+            at = first = at + _WHOLE_BYTES[kind]
         else:
             raise DataError(f"The model is no ONNX file: a field of kind {kind} at byte {at:,}.")
         if at > end:
             raise DataError(f"The model ends within a field, at byte {end:,}.")
-        yield _Field(key >> 3, value, start, at)
+        yield _Field(key >> 3, kind, value, start, first, at)
 
 
 def _number(data: bytes, at: int, end: int) -> tuple[int, int]:

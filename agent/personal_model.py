@@ -1,0 +1,54 @@
+"""The board's own model: that of the fleet, trained on with the board's records, in a file beside it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from agent.latest_model import disagreements
+from agent.profile import open_profile
+from agent.settings import AgentSettings, on_board
+from dpagent.errors import ConfigurationError, DataError
+from dpagent.learning.data.opening import open_declared
+from dpagent.learning.inference.personal import Personalised, Recipe, personalise
+from dpagent.storage import disk_errors, write_atomically
+
+
+def personal_of(file: Path) -> Path:
+    """Where the personal model of a board's model is."""
+    return file.with_name(f"{file.stem}.personal{file.suffix}")
+
+
+def personalise_board(settings: AgentSettings, recipe: Recipe) -> tuple[Personalised, Path | None]:
+    """Train the latest model on with the board's records; keep what is no worse on others of them.
+
+    Args:
+        settings: ``agent.yaml``.
+        recipe: how.
+
+    Returns:
+        What came of it, and its file; None if it is not kept.
+
+    Raises:
+        DataError: there is no model yet, or model or records cannot be used for that.
+        ConfigurationError: the data are declared to be others than the model was trained on.
+        StorageError: the disk is full.
+    """
+    settings = on_board(settings, open_profile(settings.profile).profile)
+    file = settings.model_file
+    with disk_errors(file):
+        model = file.read_bytes() if file.exists() else None
+    if model is None:
+        raise DataError(f"There is no model yet: {file} comes when a job of the fleet is finished.")
+    if odd := disagreements(model, settings.data):
+        raise ConfigurationError(f"{odd[0]}. Correct agent.yaml, or ask the operator.")
+    dataset = open_declared(settings.data)
+    with disk_errors(settings.state_dir):
+        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=settings.state_dir, prefix="personalise-") as scratch:
+        found = personalise(model, dataset, recipe, Path(scratch))
+    if found.after < found.before:
+        return found, None
+    target = personal_of(file)
+    write_atomically(target, found.model, mode=0o600)
+    return found, target
