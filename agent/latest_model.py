@@ -144,6 +144,11 @@ def previous_of(file: Path) -> Path:
     return file.with_name(f"{file.stem}.previous{file.suffix}")
 
 
+def personal_of(file: Path) -> Path:
+    """Where the copy is that ``dpagent personalise`` makes of a board's model."""
+    return file.with_name(f"{file.stem}.personal{file.suffix}")
+
+
 def disagreements(model: bytes, data: DataSettings) -> list[str]:
     """Where this board declares records to be others than the model was trained on, a sentence each.
 

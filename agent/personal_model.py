@@ -5,18 +5,13 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from agent.latest_model import disagreements
+from agent.latest_model import disagreements, personal_of
 from agent.profile import open_profile
 from agent.settings import AgentSettings, on_board
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.opening import open_declared
 from dpagent.learning.inference.personal import Personalised, Recipe, personalise
 from dpagent.storage import disk_errors, write_atomically
-
-
-def personal_of(file: Path) -> Path:
-    """Where the personal model of a board's model is."""
-    return file.with_name(f"{file.stem}.personal{file.suffix}")
 
 
 def personalise_board(settings: AgentSettings, recipe: Recipe) -> tuple[Personalised, Path | None]:

@@ -7,7 +7,7 @@ import logging
 import threading
 from typing import Final
 
-from agent.personal_model import personal_of
+from agent.latest_model import personal_of
 from agent.serving.answers import Answers
 from agent.serving.socket_server import SocketServer
 from agent.serving.topic import TopicServer, require_another_broker
