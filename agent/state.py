@@ -187,8 +187,8 @@ class AgentState(StateDatabase):
         self.save_second_head()
 
     def note_energy(self, job: str, number: int, energy: Energy) -> None:
-        """Add to the energy that the board has taken for a round. Not durable: it is a note for the owner."""
-        with ledger_errors(self.file), transaction(self.connection, durable=False):
+        """Add to the energy that the board has taken for a round, a note for the owner."""
+        with self.noted():
             self.rounds.add_energy(job, number, energy.joules, energy.source)
 
     def mark_sent(self, resend_at: Mapping[bytes, float], now: float) -> None:

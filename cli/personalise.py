@@ -7,13 +7,14 @@ from typing import Annotated, Literal
 
 import typer
 
+from cli.configurations import AgentConfig, agent_settings
 from cli.notation import percent
 from cli.output import write_json
 from dpagent.wording import counted
 
 
 def personalise(
-    config: Annotated[Path, typer.Option(help="The device's agent.yaml.")],
+    config: AgentConfig = None,
     layers: Annotated[
         Literal["last", "all"], typer.Option(help="What is trained: the last layer, or all.")
     ] = "last",
@@ -40,11 +41,10 @@ def personalise(
     `serve.model: personal`.
     """
     from agent.personal_model import personalise_board
-    from agent.settings import load_agent_settings
     from dpagent.learning.inference.personal import Recipe
 
     recipe = Recipe(layers, epochs, batch, learning_rate, held_out)
-    found, file = personalise_board(load_agent_settings(config), recipe)
+    found, file = personalise_board(agent_settings(config), recipe)
     if json_file is not None:
         write_json(
             json_file,

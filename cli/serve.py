@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
+from cli.configurations import AgentConfig, agent_settings
 from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
 
 
 def serve(
-    config: Annotated[Path, typer.Option(help="The device's agent.yaml.")],
+    config: AgentConfig = None,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
     """Answer predictions with the latest model of this board, until SIGTERM or Ctrl-C.
@@ -23,7 +21,6 @@ def serve(
     start_logging(log_level)
     stop = StopSignals()
     from agent.serving.server import serve as run
-    from agent.settings import load_agent_settings
 
-    run(load_agent_settings(config), stop.serving())
+    run(agent_settings(config), stop.serving())
     raise typer.Exit(stop.exit_code)

@@ -101,7 +101,8 @@ def latest_model(config: Path | None) -> Path:
     file = agent_settings(config).model_file
     if not file.exists():
         raise DataError(
-            f"This board has no model yet: {file} comes when a job of its fleet is finished. Is the agent running?"
+            f"This board has no model yet: {file} comes when a job of its fleet is finished. Is the agent "
+            "running?"
         )
     return file
 

@@ -85,6 +85,7 @@ def test_a_backup_holds_nothing_of_what_a_device_sends(settings: AgentSettings, 
         half = len(digests) // 2
         for counted in ([], digests[:half], digests[half:]):
             state.mark_counted(counted, 1.0)
+            state.write_notes()
             state.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             assert len(back_up(settings.state_dir, copy).entries) == 3
             assert pieces_in(copy, payloads) == 0

@@ -78,7 +78,7 @@ def answer(device: Device, plan: Plan, weights: bytes) -> tuple[object, ...]:
     device.take_plan(plan)
     device.give(weights)
     device.advance()
-    rows = device.state.connection.execute("SELECT length(message), count(*) FROM fragments GROUP BY 1")
+    rows = device.state.connection.execute("SELECT length(message), count(*) FROM messages GROUP BY 1")
     declined = [row[1] for row in device.declined()]
     return device.charged(), declined, [tuple(row) for row in rows]
 

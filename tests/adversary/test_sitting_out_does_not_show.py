@@ -195,7 +195,7 @@ def left_at(directory: Path, after: float, kind: str, slots: int, **limits: Any)
         device.give()
         slow.pass_time(8 * SLOT_S)
         rows = device.state.connection.execute(
-            "SELECT DISTINCT due_at FROM fragments JOIN messages USING (digest) AND job = ?",
+            "SELECT DISTINCT due_at FROM fragments JOIN messages USING (digest) WHERE job = ?",
             (plan().job.hex(),),
         )
         return [float(row[0]) - began_at for row in rows]

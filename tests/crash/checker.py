@@ -134,7 +134,9 @@ class Checker:
             entries = connection.execute("SELECT * FROM entries ORDER BY number").fetchall()
             for number, state, plan in connection.execute("SELECT round, state, plan FROM rounds"):
                 device.rounds[number] = state, plan
-            for row in connection.execute("SELECT digest, round, state, message FROM fragments"):
+            for row in connection.execute(
+                "SELECT digest, round, state, message FROM fragments LEFT JOIN messages USING (digest)"
+            ):
                 device.fragments[row[0]] = row[1:]
         self.capture.read_on()  # The wiretap knows a plan before the broker.
         digest, hashes = bytes(32), [bytes(32)]
