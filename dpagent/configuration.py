@@ -197,27 +197,16 @@ def _first_key(schema: type[BaseModel]) -> str:
     return next(iter(schema.model_fields))
 
 
-def _known_keys(schema: type[BaseModel], location: Location) -> list[str]:
-    """The allowed keys of the section at ``location``, if plain nesting determines them."""
-    for part in location:
-        annotation: Any = (
-            schema.model_fields[str(part)].annotation if str(part) in schema.model_fields else None
-        )
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        schema = annotation
-    return list(schema.model_fields)
-
-
 def _sentence(document: Document, made: Overridden, problem: Any, schema: type[BaseModel]) -> str:
     known = _in_values(tuple(problem["loc"]), made.values)
     kind = problem["type"]
     where = f"{_place(document, made, known, is_missing=kind == 'missing')}: "
     match kind:
         case "extra_forbidden":
-            if now := successor(known, keys_of(schema)):
+            keys = keys_of(schema)
+            if now := successor(known, keys):
                 return f"{where}{dotted(known)}: unknown key. {now} took its place."
-            choices = ", ".join(_known_keys(schema, known[:-1]))
+            choices = ", ".join(key[-1] for key in keys if key[:-1] == known[:-1])
             return f"{where}{dotted(known)}: unknown key." + (
                 f" Expected one of: {choices}." if choices else ""
             )
