@@ -114,11 +114,16 @@ class _Process:
     """One process with one model, ready."""
 
     def __init__(self, model: Path) -> None:
-        self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", _PROGRAM, str(model)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment(), bufsize=0,
-            process_group=0,
-        )  # fmt: skip
+        try:
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-m", _PROGRAM, str(model)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment(), bufsize=0,
+                process_group=0,
+            )  # fmt: skip
+        except OSError as error:
+            raise DataError(
+                f"The process that answers cannot be started: {error.strerror}. It is tried again."
+            ) from error
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         self._in, self._out = self._child.stdin.fileno(), self._child.stdout.fileno()

@@ -8,7 +8,6 @@ told so.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
@@ -125,18 +124,22 @@ class SocketServer:
                 link, _ = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ECONNABORTED):
-                    log.warning("a connection was not taken: %s", error.strerror)
-                    self._stop.wait(_LOOK_S)
-                    continue
-                raise
+            except OSError as error:  # no descriptor, or no memory, is left
+                log.warning("a connection was not taken: %s", error.strerror)
+                self._stop.wait(_LOOK_S)
+                continue
             if not self._seats.acquire(blocking=False):
                 self._refuse(link)
                 continue
             thread = threading.Thread(target=self._serve, args=(link,), name="client", daemon=True)
             self._threads.add(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:  # of the system's limit on threads
+                log.warning("a connection was not taken: %s", error)
+                self._threads.discard(thread)
+                self._seats.release()
+                link.close()
 
     def _refuse(self, link: socket.socket) -> None:
         with link, contextlib.suppress(OSError):
@@ -160,16 +163,17 @@ class SocketServer:
 
     def _line(self, link: socket.socket, begun: bytes) -> tuple[bytes, bytes] | None:
         """The next line, and what came after it; None when the client is gone, too slow, or told to go."""
-        data, since = bytearray(begun), time.monotonic()
+        data, since, seen = bytearray(begun), time.monotonic(), 0
         while True:
-            line, broken, rest = data.partition(b"\n")
-            if len(line) > self._longest:
+            end = data.find(b"\n", seen)
+            seen = len(data)
+            if (end if end >= 0 else seen) > self._longest:
                 self._tell(
                     link, f"The request has more than {self._longest:,} bytes (serve.maximum_request_mib)."
                 )
                 return None
-            if broken:
-                return bytes(line), bytes(rest)
+            if end >= 0:
+                return bytes(data[:end]), bytes(data[end + 1 :])
             if self._stop.is_set() or time.monotonic() - since > (_LINE_S if data else _IDLE_S):
                 return None
             link.settimeout(_LOOK_S)
