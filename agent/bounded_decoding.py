@@ -64,11 +64,13 @@ class Outcome:
         problem: why it is, or empty.
         is_final: whether the record is the reason, and not a file that has changed meanwhile, or a disk or a
             board that did not answer in time.
+        has_moved: whether it does not stand where it was listed; it costs no time to find that.
     """
 
     checksum: int
     problem: str = ""
     is_final: bool = True
+    has_moved: bool = False
 
 
 def decode_apart(
@@ -183,7 +185,7 @@ def _work(
         try:
             data = np.ascontiguousarray(dataset.batch(np.array([number]))[0]).tobytes()
         except ChangedError as error:  # Whoever is asked, and after whatever else.
-            _report(reports, Outcome(0, _sentence(dataset, number, error), is_final=False))
+            _report(reports, Outcome(0, _sentence(dataset, number, error), is_final=False, has_moved=True))
             continue
         except Exception as error:
             log.debug("a record cannot be decoded", exc_info=True)
@@ -206,7 +208,7 @@ def _sentence(dataset: Dataset, number: int, error: Exception) -> str:
 
 
 def _report(pipe: int, outcome: Outcome) -> None:
-    values = outcome.checksum, outcome.problem[:_LONGEST], outcome.is_final
+    values = outcome.checksum, outcome.problem[:_LONGEST], outcome.is_final, outcome.has_moved
     os.write(pipe, json.dumps(values).encode() + b"\n")
 
 

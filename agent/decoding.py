@@ -39,7 +39,7 @@ from agent.bounded_decoding import ATTEMPTS, Limits, Outcome, address_space, dec
 from agent.data_settings import DataSettings
 from agent.row_index import DECODED, FREE, TO_ERASE, UNUSABLE, Index
 from agent.rows import RowStore
-from dpagent.errors import ConfigurationError, DpagentError, ExitCode
+from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.opening import glance_declared, list_declared, require_declared, section_of
 from dpagent.learning.data.stored import AbsentError, ChangedError
@@ -61,8 +61,8 @@ _LISTING_BYTES_A_RECORD: Final = 10_240
 """Four names of pictures, of at most 2 KiB each in memory, with what belongs to them; rows of a table take
 less."""
 _TRIES: Final = 3
-"""So often, if a file is written anew meanwhile; where all is decoded at once, also if something is left for
-later."""
+"""So often a look lists the data, if a file is written to meanwhile; where all is decoded at once, also if
+something is left for later."""
 _MOST_SENTENCES: Final = 100
 _LONGEST_SENTENCE: Final = 300
 
@@ -191,13 +191,14 @@ class _Update:
         free = np.flatnonzero(read.table["state"] == FREE)
         self._stale = read.stale
         is_new = ~np.isin(stamps, known.table["stamp"][used])
+        waits = bool(is_new[dataset.unfinished].any())
         is_new[dataset.unfinished] = False  # Left for later.
         new = np.flatnonzero(is_new)[: len(free)]
-        self._at_once, most = order.at_once, most_new(order.settings)
+        self._order, most = order, most_new(order.settings)
         self._counts = order.at_once or not known.header.shape  # at once: nobody reads an index of before
-        self._is_whole = order.at_once or len(new) <= most
-        if not self._is_whole:
-            new = new[:most]
+        if not order.at_once and len(new) > most:
+            new, waits = new[:most], True
+        self._is_whole = not waits
         self._stamps, self._new, self._rows = stamps[new], new, free[: len(new)]
         self._late: list[str] = []
         self._unusable = {
@@ -219,22 +220,62 @@ class _Update:
         with disk_errors(self._store.rows_file):
             descriptor = os.open(self._store.rows_file, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            published = time.monotonic()
-            numbers, rows = self._new.tolist(), self._rows.tolist()
-            with closing(decode_apart(self._dataset, numbers, rows, descriptor, self._limits)) as outcomes:
-                for place, (row, outcome) in enumerate(zip(rows, outcomes, strict=True)):
-                    self._take(place, row, outcome)
-                    if self._at_once and time.monotonic() >= published + _PUBLISH_S:
-                        os.fsync(descriptor)
-                        self._publish(None)
-                        published = time.monotonic()
+            self._decode_new(descriptor)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        is_complete = self._at_once or self._known.header.is_complete
+        is_complete = self._order.at_once or self._known.header.is_complete
         is_whole = self._is_whole and not self._late
         self._publish(glance if is_whole else None, is_complete=is_complete)
         return is_whole
+
+    def _decode_new(self, descriptor: int) -> None:
+        """Decode what is new. What does not stand where it was listed any more is listed again: who inserts a
+        record in its place in a file moves others."""
+        moved = self._decode(self._dataset, dict(enumerate(self._new.tolist())), descriptor)
+        for _ in range(_TRIES - 1):
+            if not moved:
+                return
+            try:
+                dataset = list_declared(self._order.settings, growing=not self._order.at_once)
+                stamps = dataset.stamps(bytes.fromhex(self._known.header.key))
+            except DataError:
+                break
+            found = np.flatnonzero(np.isin(stamps, self._stamps[list(moved)]))
+            found = np.setdiff1d(found, dataset.unfinished)
+            numbers = dict(zip(stamps[found].tolist(), found.tolist(), strict=True))
+            again = {
+                place: numbers[stamp] for place in moved if (stamp := int(self._stamps[place])) in numbers
+            }
+            moved = {place: why for place, why in moved.items() if place not in again}
+            moved |= self._decode(dataset, again, descriptor)
+        self._late += moved.values()
+
+    def _decode(self, dataset: Dataset, numbers: dict[int, int], descriptor: int) -> dict[int, str]:
+        """Decode some of the new records.
+
+        Args:
+            dataset: where they are listed.
+            numbers: the number there of each, by its place among the new ones.
+            descriptor: of the rows.
+
+        Returns:
+            Why those that do not stand there any more are not decoded, by their places.
+        """
+        moved, published = {}, time.monotonic()
+        rows = self._rows[list(numbers)].tolist()
+        apart = decode_apart(dataset, [*numbers.values()], rows, descriptor, self._limits)
+        with closing(apart) as outcomes:
+            for place, row, outcome in zip(numbers, rows, outcomes, strict=True):
+                if outcome.has_moved:
+                    moved[place] = outcome.problem
+                else:
+                    self._take(place, row, outcome)
+                if self._order.at_once and time.monotonic() >= published + _PUBLISH_S:
+                    os.fsync(descriptor)
+                    self._publish(None)
+                    published = time.monotonic()
+        return moved
 
     def _mark(self) -> None:
         """Mark the rows that are written from now on, so that the next look erases them if this one is cut

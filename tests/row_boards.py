@@ -54,6 +54,13 @@ def contents(rows: Rows) -> list[tuple[bytes, int]]:
     return sorted(zip((one.tobytes() for one in inputs), labels.tolist(), strict=True))
 
 
+def rows_of(board: Board) -> list[tuple[int, int]]:
+    """The number in each row, and its label."""
+    rows = board.newest()
+    inputs, labels = rows.batch(np.arange(len(rows)))
+    return sorted(zip(inputs.ravel().astype(int).tolist(), labels.tolist(), strict=True))
+
+
 def values_in(rows: Rows) -> list[int]:
     return sorted(int(value) for value in rows.batch(np.arange(len(rows)))[0].ravel())
 

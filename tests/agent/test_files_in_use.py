@@ -185,7 +185,7 @@ def test_labels_and_values_are_of_one_file_whoever_writes_it_while_it_is_listed(
     with monkeypatch.context() as patch:
         patch.setattr(decoding, "list_declared", written_afterwards)
         assert set(files.look()) <= set(own(*range(7)))
-    assert len(listed) == 1
+    assert 1 <= len(listed) <= decoding._TRIES
     assert files.look() == own(*values)
 
 
@@ -206,8 +206,8 @@ def test_a_file_that_is_written_to_while_it_is_decoded_costs_what_is_not_there_a
     with monkeypatch.context() as patch:
         patch.setattr(decoding, "decode_apart", written_before)
         found = files.look()
-    assert set(found) <= set(own(*range(6)))
-    assert files.board.newest().origin.left_out
+    assert found == own(*(value for value in values if value < 6)), "what stands elsewhere is found again"
+    assert bool(files.board.newest().origin.left_out) == (len(values) < 6)
     assert files.look() == own(*values)
     assert files.board.newest().origin.left_out == ()
 

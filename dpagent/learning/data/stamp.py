@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,6 +26,11 @@ class Stamp(NamedTuple):
     touched: int
     """When that, or anything else of it, was changed: nobody sets it."""
 
+    @classmethod
+    def of(cls, known: os.stat_result) -> Stamp:
+        """By what the system says of a file."""
+        return cls(known.st_ino, known.st_size, known.st_mtime_ns, known.st_ctime_ns)
+
     def is_young(self) -> bool:
         """Whether somebody may be writing to it. A time that is to come is no sign of that: the clock was set
         back."""
@@ -38,8 +44,7 @@ def stamp_of(path: Path) -> Stamp:
         DataError: It cannot be looked at.
     """
     with reading(path):
-        known = path.stat()
-    return Stamp(known.st_ino, known.st_size, known.st_mtime_ns, known.st_ctime_ns)
+        return Stamp.of(path.stat())
 
 
 def glance_at(files: Iterable[Path]) -> str | None:

@@ -71,35 +71,11 @@ class RawFile:
     def __init__(self, path: Path, descriptor: int, start: int = 0) -> None:
         weakref.finalize(self, os.close, descriptor)
         self.path, self.descriptor, self._start = path, descriptor, start
-        self._stamp = self._stamp_now()
-        self.size = self._stamp[0] - start
+        self.size = os.fstat(descriptor).st_size - start
 
     def part(self, start: int) -> RawFile:
         """The part from byte ``start`` on."""
-        part = RawFile(self.path, os.dup(self.descriptor), self._start + start)
-        part._stamp = self._stamp
-        return part
-
-    def is_as_opened(self) -> bool:
-        """Whether nobody has written to the file since it was opened.
-
-        Who writes may set the time of change back, and nobody the time of the inode's change; but that
-        changes, too, where another file takes this one's name, which leaves this one as it is.
-        """
-        now = self._stamp_now()
-        if now == self._stamp:
-            return True
-        return now[:2] == self._stamp[:2] and not self._has_its_name()
-
-    def _stamp_now(self) -> tuple[int, int, int]:
-        known = os.fstat(self.descriptor)
-        return known.st_size, known.st_mtime_ns, known.st_ctime_ns
-
-    def _has_its_name(self) -> bool:
-        try:
-            return os.path.samestat(self.path.stat(), os.fstat(self.descriptor))
-        except OSError:
-            return False
+        return RawFile(self.path, os.dup(self.descriptor), self._start + start)
 
     def read_into(self, target: NDArray[np.uint8], place: int) -> None:
         """Fill ``target``, contiguous, from byte ``place`` on.

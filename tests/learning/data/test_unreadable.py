@@ -168,4 +168,4 @@ def test_what_is_counted_as_not_finite_is_readable(tmp_path: Path) -> None:
     assert count_non_finite(data) == 0
     findings = examine(data)
     assert (findings.records, findings.non_finite, len(findings.unreadable)) == (45, 0, len(bad))
-    assert "1.csv was replaced" in findings.unreadable[0]
+    assert "1.csv ends at byte" in findings.unreadable[0]

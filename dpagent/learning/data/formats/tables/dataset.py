@@ -6,8 +6,8 @@ that one reading in k windows is protected k times less: roughly k·ε.
 
 from __future__ import annotations
 
-import csv
 import resource
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,15 +17,13 @@ from numpy.typing import NDArray
 
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import ClassTable
-from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, Indices, Origin, Stamps
-from dpagent.learning.data.formats.tables.header import UnfitError
-from dpagent.learning.data.formats.tables.index import TableIndex, index_open, index_table
+from dpagent.learning.data.dataset import Dataset, Indices, Origin, Stamps
+from dpagent.learning.data.formats.tables.index import TableIndex, index_table
 from dpagent.learning.data.formats.tables.rows import TableBounds, cells_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.location import names_in
 from dpagent.learning.data.problems import MOST_SAID, Problems
-from dpagent.learning.data.stamp import stamp_of
-from dpagent.learning.data.stored import ChangedError, RawFile, digest_of, open_raw, reading, require_readable
+from dpagent.learning.data.stored import ChangedError, open_raw, reading, require_readable
 from dpagent.wording import counted, named
 
 _MOST_OPEN: Final = 256
@@ -148,9 +146,8 @@ class TableDataset(Dataset):
         self._path, self._form, self._classes, self._indexes = path, form, classes, tuple(indexes)
         self.columns = tuple(form.features or ())
         self._ends = np.cumsum([len(index.starts) for index in indexes], dtype=np.int64)
+        self._unsettled = np.concatenate([np.empty(0, np.bool_), *(index.unsettled for index in indexes)])
         self._offset, self._scale = form.constants(self.columns)
-        self._contents: bytearray | None = None
-        """Of each record, a digest of the bytes that its stamp was made of, one after the other."""
         shape = (len(self.columns),) if form.window is None else (form.window, len(self.columns))
         super().__init__(
             self._labels(), classes.count, shape=shape, dtype=np.dtype(np.float32), class_names=classes.names,
@@ -158,107 +155,61 @@ class TableDataset(Dataset):
         )  # fmt: skip
 
     def stamps(self, key: bytes) -> NDArray[np.uint64]:
-        """As of :meth:`Dataset.stamps`: of a record's bytes, its label and their meaning, wherever they lie.
-
-        From then on a record is what has this stamp: to read one whose bytes are others raises
-        :class:`ChangedError`, and a file in its file's place that has the same bytes there is as good.
-
-        Raises:
-            ChangedError: a file is another than it was when it was listed, and has not just grown.
-        """
-        numbers, contents, labels = Stamps(key), bytearray(), iter(self.labels.tolist())
-        try:
-            for index in self._indexes:
-                file, meaning = _reopened(index), repr(index.columns)
-                for start, end in zip(index.starts.tolist(), index.ends.tolist(), strict=True):
-                    data = _bytes_of(file, start, end)
-                    numbers.add(meaning, next(labels), data)
-                    contents += digest_of(data)
-                self._require_grown(index)
-        except DataError as error:
-            raise ChangedError(str(error)) from error
-        self._contents = contents
-        return numbers.taken()
-
-    def _require_grown(self, index: TableIndex) -> None:
-        """See that a file that has changed since it was listed has grown: its rows have the labels that were
-        listed, the last one aside, which may not have been whole."""
-        file, most = index.file, len(index.starts) - 1
-        is_as_listed = file.is_as_opened() if file else stamp_of(index.path) == index.stamp
-        if is_as_listed:
-            return
-        now = index_open(
-            file or open_raw(index.path), index.stamp, self._form, self._classes,
-            growing=False, most=index.most,
-        )  # fmt: skip
-        if _listed(now, most) != _listed(index, most):
-            raise DataError(f"{index.path} was written anew since it was listed.")
+        """As of :meth:`Dataset.stamps`: of the records as they were listed, their labels and their columns,
+        wherever they lie; nothing is read again. Of equal ones, those that may still be being written come
+        last."""
+        numbers, made = Stamps(key), np.empty(len(self), np.uint64)
+        meanings = {index.path: repr(index.columns) for index in self._indexes}
+        order = np.argsort(self._unsettled, kind="stable")
+        for number in order.tolist():
+            index, place = self._at(number)
+            numbers.add(meanings[index.path], int(self.labels[number]), index.contents[place].tobytes())
+        made[order] = numbers.taken()
+        return made
 
     @property
     def unfinished(self) -> Indices:
-        """As of :attr:`Dataset.unfinished`: last rows that have no end yet."""
-        lasts = [end - 1 for end, index in zip(self._ends, self._indexes, strict=True) if not index.is_whole]
-        return np.array(lasts, np.intp)
+        """As of :attr:`Dataset.unfinished`: last rows that have no end yet, and rows that have moved."""
+        return np.flatnonzero(self._unsettled)
 
     def place_of(self, number: int) -> str:
         """As of :meth:`Dataset.place_of`."""
-        owner = int(np.searchsorted(self._ends, number, side="right"))
+        index, place = self._at(number)
+        return f"{index.path}: the rows at byte {int(index.starts[place])}"
+
+    def _at(self, number: int) -> tuple[TableIndex, int]:
+        """Where a record is: in which file, and which of its records."""
+        owner = bisect_right(self._ends, number)
         index = self._indexes[owner]
-        start = int(index.starts[number - self._ends[owner]])
-        return f"{index.path}: the rows at byte {start}"
+        return index, number - int(self._ends[owner]) + len(index.starts)
 
     def _read(self, indices: Indices) -> NDArray[Any]:
-        rows = self._form.window or 1
         inputs = np.empty((len(indices), *self.shape), np.float32)
         owners = np.searchsorted(self._ends, indices, side="right")
         for number in np.unique(owners):
             index = self._indexes[number]
-            first = self._ends[number] - len(index.starts)
+            first = int(self._ends[number]) - len(index.starts)
             mine = np.flatnonzero(owners == number)
-            records = self._bytes_at(index, indices[mine] - first, int(first))
-            for row, place, data in zip(
-                mine.tolist(), (indices[mine] - first).tolist(), records, strict=True
-            ):
-                values = self._values(index, place, data, rows)
+            for row, values in zip(mine, self._values(index, indices[mine] - first), strict=True):
                 # A value too large for float32 becomes infinite: the record does not count.
                 with np.errstate(over="ignore", invalid="ignore"):
                     inputs[row] = ((values - self._offset) / self._scale).reshape(self.shape)
         return inputs
 
-    def _bytes_at(self, index: TableIndex, places: Indices, first: int) -> Iterator[bytes]:
-        """The bytes of records of a file, whose first is the record ``first``."""
-        if self._contents is None:
-            file = _reopened(index)
-            for place in places.tolist():
-                yield _bytes_of(file, int(index.starts[place]), int(index.ends[place]))
-            return
-        try:
-            file = index.file or open_raw(index.path)
-            for place in places.tolist():
-                data = _bytes_of(file, int(index.starts[place]), int(index.ends[place]))
-                begin = DIGEST_BYTES * (first + place)
-                if digest_of(data) != self._contents[begin : begin + DIGEST_BYTES]:
-                    raise DataError("the file was written anew.")
-                yield data
-        except DataError as error:
-            raise ChangedError(
-                f"{index.path} is not what it was when it was listed; it is listed again at the next look."
-            ) from error
+    def _values(self, index: TableIndex, places: Indices) -> Iterator[NDArray[np.float64]]:
+        """The numbers of records of a file, as they were listed.
 
-    def _values(self, index: TableIndex, place: int, data: bytes, rows: int) -> NDArray[np.float64]:
-        """The numbers of a record."""
-        start = int(index.starts[place])
+        Raises:
+            ChangedError: one does not stand there any more.
+        """
         try:
-            lines = [line.removeprefix("\ufeff") for line in data.decode("utf-8").split("\n")]
-            cells = [row for line in lines if (row := cells_of(line, self._form))]
-            if len(cells) != rows or any(len(row) != index.columns.width for row in cells):
-                raise ValueError
-            return np.array([index.columns.values(row) for row in cells], np.float64)
-        except (ValueError, csv.Error, UnfitError) as error:
-            raise DataError(
-                f"{index.path}: the rows at byte {start} are not what they were when the file was read. It"
-                " must grow at its end only; start again to read it anew."
-            ) from error
+            # By its name again: a folder may hold more files than a process may have open.
+            file = index.file or open_raw(index.path)
+        except DataError as error:
+            raise ChangedError(str(error)) from error
+        for place in places.tolist():
+            cells = (cells_of(line, self._form) for line in index.rows_of(place, file))
+            yield np.array([index.columns.values(row) for row in cells], np.float64)
 
     def _labels(self) -> NDArray[np.int64]:
         parts = []
@@ -318,25 +269,3 @@ def too_short(form: CsvSettings) -> str:
 
 def _concatenated(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     return np.concatenate([np.empty(0, np.int64), *parts])
-
-
-def _bytes_of(file: RawFile, start: int, end: int) -> bytes:
-    data = np.empty(end - start, np.uint8)
-    file.read_into(data, start)
-    return data.tobytes()
-
-
-def _listed(index: TableIndex, most: int) -> list[tuple[int, int, str]]:
-    """Where the first records of a file lie, and their labels."""
-    texts = (index.label_texts[label] for label in index.labels[: max(most, 0)].tolist())
-    return list(zip(index.starts.tolist(), index.ends.tolist(), texts, strict=False))
-
-
-def _reopened(index: TableIndex) -> RawFile:
-    """The file again: a folder may hold more files than a process may have open."""
-    if index.file is not None:
-        return index.file
-    now = stamp_of(index.path)
-    if now.inode != index.stamp.inode or now.size < index.stamp.size:
-        raise DataError(f"{index.path} was replaced since it was read. It is read anew at the next look.")
-    return open_raw(index.path)

@@ -1,7 +1,8 @@
-"""CSV files as records: one look through a file finds where each record begins and ends.
+"""CSV files as records: one look through a file finds where each record begins and ends, and what it is.
 
-A record is one row, or ``window`` rows on end. Only two offsets and its label are kept, so that a
-file may be larger than memory; its numbers are parsed again when it is asked for.
+A record is one row, or ``window`` rows on end. Two offsets, a digest and its label are kept, all of one
+read of each line, so that a file may be larger than memory; its numbers are parsed again when it is asked
+for, from bytes that have the digest.
 
 A row that does not fit is left out alone. It keeps its place in the file: windows after it begin where they
 would have begun, and only those with the row in them are no records. Likewise one whose group is another.
@@ -9,6 +10,7 @@ would have begun, and only those with the row in them are no records. Likewise o
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -21,19 +23,28 @@ from numpy.typing import NDArray
 
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import ClassTable
-from dpagent.learning.data.dataset import MAX_CLASSES
+from dpagent.learning.data.dataset import DIGEST_BYTES, MAX_CLASSES
 from dpagent.learning.data.formats.tables.header import Columns
-from dpagent.learning.data.formats.tables.rows import LONGEST_ROW, Row, TableBounds, checked_rows, opened_rows
+from dpagent.learning.data.formats.tables.rows import (
+    LONGEST_ROW,
+    Row,
+    TableBounds,
+    checked_rows,
+    content_of,
+    opened_rows,
+    rows_in,
+)
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.formats.tables.windows import Windows
-from dpagent.learning.data.stamp import Stamp, stamp_of
-from dpagent.learning.data.stored import RawFile, open_raw
+from dpagent.learning.data.stamp import Stamp
+from dpagent.learning.data.stored import ChangedError, RawFile, open_raw
 from dpagent.wording import counted
 
 _MOST_PROBLEMS: Final = 100
 _CELL_BYTES: Final = 32
 """A cell of a window, and what separates it, with empty lines: a longer window is no record."""
 _UNFIT: Final = -1
+_TRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,34 +53,57 @@ class TableIndex:
 
     Attributes:
         path: the file.
-        stamp: of it, when it was read.
         file: the file, if it is open: one without a name, if it was packed.
         columns: their places in a row.
         starts, ends: ``(n,)`` int64, bytes.
+        contents: ``(n, 16)`` uint8, digests of the records (:func:`~.rows.content_of`).
         labels: ``(n,)`` int64, positions in ``label_texts``.
         groups: ``(n,)`` int64, positions in ``group_texts``.
         rows_unused: how many rows that fit are in no record.
         problems: a sentence for each row that does not fit, of many for the first.
-        is_whole: whether the last record cannot be still being written.
+        unsettled: ``(n,)`` bool, which records may still be being written: the last one of a file that grows,
+            and those that did not stand there any more when all were read.
         lines: that were read.
-        most: that might have been.
     """
 
     path: Path
-    stamp: Stamp
     file: RawFile | None
     columns: Columns
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
+    contents: NDArray[np.uint8]
     labels: NDArray[np.int64]
     label_texts: tuple[str, ...]
     groups: NDArray[np.int64]
     group_texts: tuple[str, ...]
     rows_unused: int
     problems: tuple[str, ...]
-    is_whole: bool
+    unsettled: NDArray[np.bool_]
     lines: int
-    most: TableBounds | None
+
+    def rows_of(self, place: int, file: RawFile) -> list[str]:
+        """The rows of a record as text, as they were listed, read again.
+
+        Args:
+            place: of the record in this index.
+            file: open.
+
+        Raises:
+            ChangedError: it does not stand there any more.
+        """
+        start, end = int(self.starts[place]), int(self.ends[place])
+        data = np.empty(end - start, np.uint8)
+        try:
+            file.read_into(data, start)
+        except DataError as error:  # It could be read then.
+            raise ChangedError(str(error)) from error
+        rows = rows_in(data.tobytes())
+        if content_of([digest for digest, _ in rows]) != self.contents[place].tobytes():
+            raise ChangedError(
+                f"{self.path}: the rows at byte {start} are not what they were when it was listed; the next"
+                " look, or another start, lists it again."
+            )
+        return [text for _, text in rows]
 
 
 def columns_in(path: Path, form: CsvSettings) -> Columns:
@@ -93,6 +127,10 @@ def index_table(
 ) -> TableIndex:
     """Look through a file. No row makes it fail for another.
 
+    On a board it is read twice. Who makes a line longer or shorter in its place moves all that follow, which
+    then are found twice or not at all; so where a record does not stand where it was found, the file is
+    looked through anew, and what still does not then is unsettled.
+
     Args:
         path: CSV in UTF-8, with ``.gz`` if packed.
         form: how rows become records.
@@ -104,29 +142,42 @@ def index_table(
     Raises:
         DataError: the file cannot be read, or its first row does not fit; names file, line and column.
     """
-    stamp = stamp_of(path)
     if most is not None and path.suffix == ".gz":
         raise DataError(f"{path} is packed; a board unpacks no table. Unpack it: gunzip {path.name}")
-    made = index_open(open_raw(path), stamp, form, classes, growing=growing, most=most)
+    raw = open_raw(path)
+    for _ in range(1 if most is None else _TRIES):
+        made = _indexed(raw, form, classes, growing=growing, most=most)
+        if most is None or not (moved := _moved(made, raw)).any():
+            break
+    else:
+        made = replace(made, unsettled=made.unsettled | moved)
     return made if keeps_open or path.suffix == ".gz" else replace(made, file=None)
 
 
-def index_open(
+def _moved(index: TableIndex, file: RawFile) -> NDArray[np.bool_]:
+    """Which records do not stand where they were found."""
+    moved = np.zeros(len(index.starts), np.bool_)
+    for place in range(len(moved)):
+        try:
+            index.rows_of(place, file)
+        except ChangedError:
+            moved[place] = True
+    return moved
+
+
+def _indexed(
     raw: RawFile,
-    stamp: Stamp,
     form: CsvSettings,
     classes: ClassTable | None,
     *,
     growing: bool,
-    most: TableBounds | None = None,
+    most: TableBounds | None,
 ) -> TableIndex:
-    """The same of a file that is open."""
     path = raw.path
-    growing = growing and stamp.is_young()
     with opened_rows(raw, form, most=most) as (lines, columns):
         builder = _Builder(form, columns)
         for row in checked_rows(lines, columns, form, classes):
-            is_whole = lines.is_ended or not growing
+            is_whole = lines.is_ended or not (growing and Stamp.of(os.fstat(raw.descriptor)).is_young())
             if row.problem and not is_whole:
                 break
             builder.add(row, is_whole=is_whole)
@@ -137,13 +188,14 @@ def index_open(
                 )
         if lines.is_cut_short:
             builder.note(f"{path}: what follows line {lines.number:,} is not read; max_records bounds it.")
-        return builder.made(path, stamp, raw, lines.number, most)
+        return builder.made(raw, lines.number)
 
 
 class _Seen(NamedTuple):
-    """What a window has to know of a row: where it begins, the codes of its label and its group."""
+    """What a window has to know of a row: where it begins, what it is, the codes of label and group."""
 
     start: int
+    digest: bytes
     label: int
     group: str
 
@@ -157,6 +209,7 @@ class _Builder:
         self._drops = form.mixed == "drop"
         self._longest = LONGEST_ROW + _CELL_BYTES * columns.width * (form.window or 1)
         self._starts, self._ends, self._labels, self._groups = (array("q") for _ in range(4))
+        self._contents = bytearray()
         self.label_codes: dict[str, int] = {}
         self.group_codes: dict[str, int] = {}
         self._rows, self._unfit, self._used, self._used_until = 0, 0, 0, 0
@@ -174,7 +227,7 @@ class _Builder:
             assert self._columns.label is not None
             code = self.label_codes.setdefault(row.cells[self._columns.label].strip(), len(self.label_codes))
             group = self._columns.group_of(row.cells)
-        window = self._windows.add(_Seen(row.start, code, group))
+        window = self._windows.add(_Seen(row.start, row.digest, code, group))
         self._rows += 1
         if window is None or (label := self._label(window)) is None:
             return
@@ -182,6 +235,7 @@ class _Builder:
             return
         self._starts.append(window[0].start)
         self._ends.append(row.end)
+        self._contents += content_of([each.digest for each in window])
         self._labels.append(label)
         self._groups.append(self.group_codes.setdefault(group, len(self.group_codes)))
         self._used += self._rows - max(self._used_until, self._rows - len(window))
@@ -192,19 +246,20 @@ class _Builder:
         """Take a sentence about the file."""
         self._problems.append(problem)
 
-    def made(
-        self, path: Path, stamp: Stamp, raw: RawFile, lines: int, most: TableBounds | None
-    ) -> TableIndex:
+    def made(self, file: RawFile, lines: int) -> TableIndex:
         """The index of the rows that were added."""
         starts, ends, labels, groups = (
             np.array(values, np.int64) for values in (self._starts, self._ends, self._labels, self._groups)
         )
+        contents = np.frombuffer(bytes(self._contents), np.uint8).reshape(-1, DIGEST_BYTES)
+        unsettled = np.zeros(len(starts), np.bool_)
+        unsettled[len(starts) - 1 :] = not self._is_whole
         if (more := self._unfit - len(self._problems)) > 0:
-            self._problems.append(f"{path}: {counted(more, 'more row')} do not fit.")
+            self._problems.append(f"{file.path}: {counted(more, 'more row')} do not fit.")
         return TableIndex(
-            path, stamp, raw, self._columns, starts, ends, labels, tuple(self.label_codes), groups,
+            file.path, file, self._columns, starts, ends, contents, labels, tuple(self.label_codes), groups,
             tuple(self.group_codes), self._rows - self._unfit - self._used, tuple(self._problems),
-            self._is_whole, lines, most,
+            unsettled, lines,
         )  # fmt: skip
 
     def _label(self, window: Sequence[_Seen]) -> int | None:

@@ -1,4 +1,4 @@
-"""The rows of a CSV file: where each begins and ends, and text that fits in none.
+"""The rows of a CSV file: where each begins and ends, what it is, and text that fits in none.
 
 A row is a line, and one with a quotation mark that is open at its end does not fit. Were a cell to go on in
 the next line, one line more, with an open mark, could take the beginning of another row's cell for its end,
@@ -12,7 +12,7 @@ import csv
 import io
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,7 +20,7 @@ from dpagent.errors import DataError
 from dpagent.learning.data.classes import ClassTable
 from dpagent.learning.data.formats.tables.header import Columns, UnfitError, columns_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
-from dpagent.learning.data.stored import RawFile, reading
+from dpagent.learning.data.stored import RawFile, digest_of, reading
 from dpagent.wording import counted, named
 
 LONGEST_ROW: Final = 1 << 20
@@ -45,10 +45,18 @@ class TableBounds(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row: where it begins and ends, its cells, and why it does not fit, if it does not."""
+    """A row that is not empty.
+
+    Attributes:
+        start, end: of its line, bytes.
+        digest: of its text, what ends the line and a byte order mark aside; none if the row does not fit.
+        cells: in order.
+        problem: why it does not fit, if it does not.
+    """
 
     start: int
     end: int
+    digest: bytes
     cells: list[str]
     problem: str
 
@@ -100,16 +108,36 @@ def checked_rows(
     while True:
         start, cells = lines.place, list[str]()
         try:
-            cells = cells_of(next(lines), form)
+            line = next(lines)
+            cells = cells_of(line, form)
             if cells:
                 _require_fit(cells, columns, form, classes)
         except StopIteration:
             return
         except (csv.Error, UnfitError) as error:
-            yield Row(start, lines.place, cells, f"{lines.path}:{lines.number}: {_reason(error)}")
+            yield Row(start, lines.place, b"", cells, f"{lines.path}:{lines.number}: {_reason(error)}")
         else:
             if cells:
-                yield Row(start, lines.place, cells, "")
+                yield Row(start, lines.place, _digest_of(line), cells, "")
+
+
+def rows_in(data: bytes) -> list[tuple[bytes, str]]:
+    """The rows of a record that was listed, read again: the digest of each, as of :class:`Row`, and its text.
+
+    Of bytes that are no text any more the digests are others.
+    """
+    text = data.decode("utf-8", "surrogateescape")
+    lines = (line.removeprefix("\ufeff") for line in text.split("\n"))
+    return [(_digest_of(line), line) for line in lines if line.strip("\r")]
+
+
+def content_of(digests: Sequence[bytes]) -> bytes:
+    """A digest of a record, by those of its rows."""
+    return digests[0] if len(digests) == 1 else digest_of(b"".join(digests))
+
+
+def _digest_of(line: str) -> bytes:
+    return digest_of(line.rstrip("\r\n").encode("utf-8", "surrogateescape"))
 
 
 def cells_of(line: str, form: CsvSettings) -> list[str]:
