@@ -9,6 +9,10 @@ from pathlib import Path
 
 import grimp
 import pytest
+from typer.main import get_command
+
+from cli.commands import CommandsByName
+from cli.main import app
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ("cli", "simulation", "agent", "coordinator", "mixer")
@@ -31,6 +35,9 @@ def entry_points(graph: grimp.ImportGraph) -> set[str]:
     """The installed commands, and what runs by ``python -m``."""
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
     commands = {target.partition(":")[0] for target in scripts.values()}
+    root = get_command(app)
+    assert isinstance(root, CommandsByName)
+    commands |= {place.partition(":")[0] for place in root.places.values()}
     return commands | {
         module
         for module in graph.modules
