@@ -158,8 +158,10 @@ def governed(settings: AgentSettings, sensors: Sensors) -> Iterator[Finding]:
     governor = Governor(wanted, settings.state_dir, sensors, SystemClock())
     try:
         until = time.monotonic() + _GOVERNOR_S
-        while (why_not := governor.why_not(begins=True)) and governor.awaits and time.monotonic() < until:
+        while governor.why_not(begins=True) and governor.awaits and time.monotonic() < until:
             time.sleep(governor.due_in_s())
+        time.sleep(governor.due_in_s())  # What is known by now counts.
+        why_not = governor.why_not(begins=True)
         readings = ", ".join(governor.readings())
     finally:
         governor.stop()
