@@ -2,8 +2,8 @@
 
 A process that adds up clipped gradients of `digits` without an end (numpy engine, microbatches of 32) runs
 under the agent's brake. *Processor time* is that of the process, of the time that has passed, over 10 s for
-each share that `governor.processor_share` may have; with all of the time, the same process takes what the
-last line says. *Until it stands still* is the time from the call until the kernel says that each of two
+each share that `governor.processor_share` may have; with all of the time, the same process takes what
+stands beside it. *Until it stands still* is the time from the call until the kernel says that each of two
 processes, one a fork of the other, is stopped; the median of 50. To that, the agent adds the time until it
 reads the sensor again, 0.4 s, and until its loop turns, 0.5 s at most. *A look* reads every sensor of this
 machine that the governor knows; the median of 50.
