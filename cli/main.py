@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import traceback
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, ClassVar, NoReturn
 
@@ -91,6 +92,19 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise Interrupted("Interrupted.")
 
 
+def _about(error: OSError) -> str:
+    """The sentence of an error that nobody expected of the file that it names, or else of the output."""
+    from dpagent.storage import disk_errors
+
+    if not isinstance(error.filename, (str, bytes)):
+        return f"the output cannot be written ({error.strerror or error})."
+    try:
+        with disk_errors(Path(os.fsdecode(error.filename))):
+            raise error
+    except DpagentError as named:
+        return str(named)
+
+
 def main() -> None:
     """Run the command; report every error as a sentence and an exit code."""
     signal.signal(signal.SIGINT, _interrupt)
@@ -107,8 +121,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.OK)
     except OSError as error:
-        # Errors about named files have their own sentence: this one is about the output.
-        print(f"dpagent: the output cannot be written ({error.strerror or error}).", file=sys.stderr)
+        print(f"dpagent: {_about(error)}", file=sys.stderr)
         sys.exit(ExitCode.STORAGE)
     except Exception as error:  # noqa: BLE001 - the only place that catches unexpected errors
         with tempfile.NamedTemporaryFile("w", prefix="dpagent-error-", suffix=".log", delete=False) as log:

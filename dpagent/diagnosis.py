@@ -117,7 +117,8 @@ def storage(directory: Path, wanted_bytes: int) -> Iterator[Finding]:
         wanted_bytes: that it may yet take.
     """
     place = directory
-    while not place.exists() and place != place.parent:
+    # Path.exists raises where it may not look.
+    while not os.path.exists(place) and place != place.parent:  # noqa: PTH110
         place = place.parent
     if not place.is_dir():
         yield problem("storage", f"{place} is no directory", "Set state_dir to one.", ExitCode.STORAGE)
@@ -128,7 +129,7 @@ def storage(directory: Path, wanted_bytes: int) -> Iterator[Finding]:
     if not os.access(place, os.W_OK | os.X_OK):
         yield problem(
             "storage", f"this user ({_user()}) may not write to {place}",
-            f"Run this as the agent's user, or: chown {_user()} {place}", ExitCode.STORAGE,
+            f"Run this as the agent's user, or: chown {os.geteuid()} {place}", ExitCode.STORAGE,
         )  # fmt: skip
         return
     free = shutil.disk_usage(place).free

@@ -29,6 +29,8 @@ SPACE_LEFT: Final = 256 << 20
 _MOST_LOG_BYTES: Final = 1 << 20
 """Of a write-ahead log, once all of it is in the database: one large commit makes it longer for a while."""
 
+_WRITABLE: Final = "Check that the path exists and is writable."
+
 Migration = Callable[[sqlite3.Connection], None]
 
 
@@ -52,7 +54,8 @@ def disk_errors(path: Path) -> Iterator[None]:
             raise StorageError(
                 f"{path} is locked by another program ({error}). Stop that program first."
             ) from error
-        raise StorageError(f"{path}: the database cannot be used ({error}).") from error
+        hint = f" {_whose(path)}" if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")) else ""
+        raise StorageError(f"{path}: the database cannot be used ({error}).{hint}") from error
     except UnicodeDecodeError as error:  # of SQLite's own message, which quotes what is damaged
         raise _damaged(path, error) from error
     except OSError as error:
@@ -64,9 +67,22 @@ def disk_errors(path: Path) -> Iterator[None]:
             raise StorageError(
                 f"{path}: {error.strerror}. End what holds them, raise the limit (`ulimit -n`), and restart."
             ) from error
-        raise StorageError(
-            f"{path}: {error.strerror or error}. Check that the path exists and is writable."
-        ) from error
+        hint = _whose(path) if error.errno in (errno.EACCES, errno.EPERM) else _WRITABLE
+        raise StorageError(f"{path}: {error.strerror or error}. {hint}") from error
+
+
+def _whose(path: Path) -> str:
+    """What to do where this program may not write: what there is of the path may be another user's."""
+    path = path.absolute()
+    # Of a directory that may not be entered, the parts are not seen: it is the one that counts.
+    there = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    owner, user = there.lstat().st_uid, os.geteuid()
+    if user in (owner, 0):
+        return _WRITABLE
+    return (
+        f"{there} belongs to user {owner}, and this program runs as user {user}. Choose a place of that "
+        f"user's. Where it is a directory that a container is given, `chown -R {user}` it outside."
+    )
 
 
 class StateDirectory:

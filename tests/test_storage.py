@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -9,6 +10,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,6 +122,41 @@ def test_a_directory_that_may_not_be_written_is_named(tmp_path: Path) -> None:
             StateDirectory(tmp_path / "state")
     finally:
         tmp_path.chmod(0o700)
+
+
+@contextmanager
+def as_user(number: int) -> Iterator[None]:
+    """Be another user than root for a while."""
+    os.seteuid(number)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a while")
+@pytest.mark.parametrize("mode", [0o755, 0o700])
+def test_of_another_users_directory_it_is_said_whose_it_is_and_who_asks(mode: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(mode)
+        expected = rf"{name} belongs to user 0.* user 10001\..*`chown -R 10001`"
+        with as_user(10_001), pytest.raises(StorageError, match=expected):
+            StateDirectory(Path(name) / "state")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a while")
+def test_of_another_users_database_too() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name) / "d.db"
+        open_database(file, [things]).close()
+        Path(name).chmod(0o777)
+        denied = pytest.raises(StorageError, match=rf"{file} belongs to user 0")
+        with (
+            as_user(10_001),
+            contextlib.closing(open_database(file, [things])) as connection,
+            denied, disk_errors(file), transaction(connection),
+        ):  # fmt: skip
+            connection.execute("INSERT INTO things VALUES ('a')")
 
 
 # --- databases ----------------------------------------------------------------------------------
