@@ -11,7 +11,7 @@ import typer
 
 from cli.commands import Commands
 from cli.configurations import FleetConfig, SetOptions, fleet_settings
-from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
+from cli.daemons import LogLevel, LogLevelOption, StopSignals, rest, start_logging
 from cli.output import finite
 from cli.tables import print_table
 from dpagent.wording import counted
@@ -26,6 +26,13 @@ app = Commands(help="Run and inspect the rounds of a fleet.", no_args_is_help=Tr
 def run(
     config: FleetConfig = None,
     options: SetOptions = None,
+    stay: Annotated[
+        bool,
+        typer.Option(
+            "--stay",
+            help="Stay without work once the job is finished, for a container that would be started again.",
+        ),
+    ] = False,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
     """Run the fleet's job until it is finished, or until SIGTERM or Ctrl-C.
@@ -41,7 +48,10 @@ def run(
         from coordinator.daemon import Coordinator
 
     coordinator = Coordinator(fleet_settings(config, options))
-    finished = coordinator.run(stop.serving())
+    stopping = stop.serving()
+    finished = coordinator.run(stopping)
+    if finished and stay:
+        rest(stopping)
     raise typer.Exit(0 if finished else stop.exit_code)
 
 

@@ -34,6 +34,7 @@ class _Root(CommandsByName):
         "init": "cli.init:init",
         "run": "cli.run:run",
         "doctor": "cli.doctor:doctor",
+        "health": "cli.health:health",
         "plan": "cli.plan.command:plan",
         "coordinator": "cli.coordinator:app",
         "mixer": "cli.mixer:app",
