@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo check test test-slow test-kills arm-root test-arm deb bundle lint coverage mutation bench format clean help
+.PHONY: demo check test test-slow test-kills arm-root test-arm deb bundle containers test-containers lint coverage mutation bench format clean help
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
@@ -45,6 +45,12 @@ deb: ## The Debian package, into dist (as root): make deb ARCH=arm64 SUITE=bookw
 
 bundle: $(VENV)/bin/python ## Wheels for a board without internet, into dist: make bundle MACHINE=aarch64 BOARD_PYTHON=3.11
 	BUNDLE_PYTHON=$(BIN)/python packaging/bundle $(MACHINE) $(BOARD_PYTHON)
+
+containers: ## Container images of agent, coordinator and mixer, in build/containers (as root; needs buildah, podman, runc, mmdebstrap)
+	packaging/containers/build build/containers $(ARCH)
+
+test-containers: $(VENV)/containers containers ## A fleet of containers, the images, the manifest for Kubernetes (as root; needs podman-compose too)
+	$(BIN)/python -m pytest -m "slow or not slow" tests/containers $(ARGS)
 
 lint: $(VENV)/dev ## ruff, mypy --strict and the import contract
 	$(BIN)/ruff format --check .
@@ -86,6 +92,10 @@ $(VENV)/dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	# Python compiles modules on import; compiling all of them here takes a third of the time.
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/demo
+
+$(VENV)/containers: $(VENV)/dev
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[containers]'
+	@touch $@
 
 $(VENV)/mutation: $(VENV)/dev
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[mutation]'
