@@ -171,7 +171,7 @@ def test_what_leaves_the_board_has_one_length_and_no_name(
 ) -> None:
     with agent_thread(file) as agent:
         announcer.announce(plan_for(fleet))
-        agent.clock.advance_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 30.0)
+        agent.clock.advance_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 10.0)
     sent = [message for message in announcer.seen if message.topic == announcer.topics.fragments]
     assert len({len(message.payload) for message in sent}) == 1
     assert not any(message.retain for message in sent)
@@ -343,7 +343,7 @@ def test_a_round_is_charged_once_though_it_is_announced_again_and_again(
     plan = plan_for(fleet)
     with agent_thread(file) as agent:
         announcer.announce(plan)
-        agent.clock.advance_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 30.0)
+        agent.clock.advance_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 10.0)
         for seconds in (1.0, 2.0):
             announcer.announce(plan.model_copy(update={"deadline": plan.deadline + seconds}))
         announcer.announce(plan_for(fleet, round=2))
@@ -449,7 +449,7 @@ def test_an_agent_that_hears_nothing_says_what_it_waits_for_and_what_silence_may
 def test_the_end_of_a_job_ends_the_resending(announcer: Announcer, file: Path, fleet: str) -> None:
     with agent_thread(file) as agent:
         announcer.announce(plan_for(fleet))
-        agent.clock.advance_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 30.0)
+        agent.clock.advance_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 10.0)
         announcer.announce(plan_for(fleet, round=3, state="finished"))
         wait_until(
             lambda: rows(file, "SELECT DISTINCT state FROM fragments") == [("expired",)], "the spool's end"
