@@ -96,7 +96,7 @@ def run() -> list[Figure]:
     figures = [Figure(f"imports: {name}", mib, "MiB") for name, mib in _imports()]
     with tempfile.TemporaryDirectory(prefix="dpagent-bench-") as name:
         root = Path(name)
-        _write_part(data, root / "mnist")
+        write_part(data, root / "mnist")
         for model, wanted in _WANTED.items():
             run = _run_job(root / model, root / "mnist", model)
             most = run.most
@@ -136,7 +136,7 @@ def _imports() -> Iterator[tuple[str, float]]:
             process.kill()
 
 
-def _write_part(data: Path, part: Path) -> None:
+def write_part(data: Path, part: Path) -> None:
     """The first records of MNIST, in files of their own."""
     part.mkdir()
     for name, count in (("train", _RECORDS), ("t10k", 1_000)):
@@ -147,32 +147,46 @@ def _write_part(data: Path, part: Path) -> None:
             (part / file.name).write_bytes(cut)
 
 
-def _run_job(root: Path, data: Path, model: str) -> _Run:
-    """One device, from its start to the end of a job."""
+def prepared_fleet(root: Path, data: Path, model: str, rounds: int, address: BrokerAddress) -> Layout:
+    """The files of a fleet of one device, its ledger begun.
+
+    Args:
+        root: for the files.
+        data: MNIST, or a part of it.
+        model: a built-in one.
+        rounds: of the job.
+        address: the broker's.
+    """
     selection = DataSelection(dataset="mnist", train=DatasetSettings(path=data))
-    request = Request(data=selection, devices=1, rounds=_ROUNDS, epsilon=2.0, model=model)
+    request = Request(data=selection, devices=1, rounds=rounds, epsilon=2.0, model=model)
     settings, _ = settle(request, open_source(selection, 0).form, model, built_in(model))
     layout = Layout(root)
     prepare_data(settings, layout)
-    with _tls_broker(root / "broker") as (command, address), Supervisor(layout.logs) as supervisor:
-        write_configurations(settings, layout, address)
-        begin_ledgers(layout, 1)
+    write_configurations(settings, layout, address)
+    begin_ledgers(layout, 1)
+    return layout
+
+
+def _run_job(root: Path, data: Path, model: str) -> _Run:
+    """One device, from its start to the end of a job."""
+    with tls_broker(root / "broker") as (command, address), Supervisor(root / "logs") as supervisor:
+        layout = prepared_fleet(root, data, model, _ROUNDS, address)
         supervisor.start("broker", command)
         wait_until_ready(address)
         log = root / "agent.log"
         starts = [_connect(layout.agent_file(1), log) for _ in range(4)][1:] if model == "mnist-cnn" else []
         with _agent(layout.agent_file(1), log) as process, Watch(process.pid) as watch:
-            _await("waiting for a plan", log, process, _CONNECT_S)
+            await_said("waiting for a plan", log, process, _CONNECT_S)
             watch.enter("idle")
             time.sleep(_IDLE_S)
             watch.enter("preparing")
             coordinator = python_module("cli.main", "coordinator", "run", "--config", str(layout.fleet_file))
             supervisor.start("coordinator", coordinator, may_end=True)
-            _await("round 1 of", log, process, _JOB_S)
+            await_said("round 1 of", log, process, _JOB_S)
             watch.enter("training")
             before = _written(process.pid)
-            _await(f"round {_ROUNDS} of {_ROUNDS}: spooled", log, process, _JOB_S)
-            _await("is finished", log, process, _JOB_S)
+            await_said(f"round {_ROUNDS} of {_ROUNDS}: spooled", log, process, _JOB_S)
+            await_said("is finished", log, process, _JOB_S)
             written = _written(process.pid) - before
             time.sleep(_IDLE_S)
             watch.enter("finished")
@@ -181,7 +195,7 @@ def _run_job(root: Path, data: Path, model: str) -> _Run:
 
 
 @contextmanager
-def _tls_broker(directory: Path) -> Iterator[tuple[list[str], BrokerAddress]]:
+def tls_broker(directory: Path) -> Iterator[tuple[list[str], BrokerAddress]]:
     """The command of a Mosquitto that speaks TLS alone; who starts here trusts its authority."""
     files = broker_certificate(directory)
     before = os.environ.get("SSL_CERT_FILE")
@@ -223,11 +237,16 @@ def _connect(configuration: Path, log: Path) -> float:
     """Seconds from the start of an agent to its connection."""
     began = time.monotonic()
     with _agent(configuration, log) as process:
-        _await("connected to", log, process, _CONNECT_S)
+        await_said("connected to", log, process, _CONNECT_S)
         return time.monotonic() - began
 
 
-def _await(text: str, log: Path, process: subprocess.Popen[bytes], seconds: float) -> None:
+def await_said(text: str, log: Path, process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait until a log has a text.
+
+    Raises:
+        BenchmarkError: The process ends, or the time is over.
+    """
     until = time.monotonic() + seconds
     while text not in (said := log.read_text(errors="replace")):
         if process.poll() is not None or time.monotonic() > until:
