@@ -10,7 +10,7 @@ engine promises:
 1. **Batch invariance.** Everything of record i (activations, the factors of its gradient, n_i, c_i)
    is a function of that record and the weights alone, bit for bit, independently of the other records in the
    microbatch and wherever the record stands in it. :meth:`Engine.is_batch_invariant` tries it on
-   the spot, at every position of a microbatch.
+   the spot (:mod:`dpagent.learning.training.batch_invariance`, which says how surely).
 2. **Short sums.** No float32 sum runs over more than the records of one microbatch; microbatches
    are added in float64. No float32 sum of squares (L2) or magnitudes (L1) runs over more than
    :data:`NORM_RUN` numbers; to each, once it is in float64, :data:`UNDERFLOW` is added for each of its terms.
@@ -158,8 +158,12 @@ class Engine(Protocol):
         """
         ...
 
-    def is_batch_invariant(self, seed: int = 0) -> bool:
-        """Whether this machine computes a record alike at every place and beside any other."""
+    def is_batch_invariant(self, seed: int | None = None) -> bool:
+        """Whether this machine computes a record alike at every place and beside any other.
+
+        An experiment with drawn weights and records, of the system's entropy if ``seed`` is None; see
+        :mod:`dpagent.learning.training.batch_invariance`.
+        """
         ...
 
 

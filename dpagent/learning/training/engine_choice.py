@@ -40,8 +40,8 @@ _ROUNDS: Final = 5
 _MICROBATCHES: Final = 4
 _WORTHWHILE: Final = 1.1
 """How much faster more processes must be, since each takes memory."""
-_TRIAL_S: Final = 60.0
-"""For one timing. An emulated board imports onnxruntime in ten seconds."""
+_TRIAL_S: Final = 120.0
+"""For one timing. An emulated board imports onnxruntime in ten seconds, and takes more to check an engine."""
 _LONGEST: Final = 1 << 16
 """Bytes of a fork's answer, at most."""
 _PACKAGES: Final[dict[EngineKind, str]] = {"numpy": "numpy", "onnx": "onnxruntime"}

@@ -8,7 +8,9 @@ takes only graphs whose SHA-256 the device knows.
 
 **Batch invariance.** A run always has the same number of rows; those without a record are computed
 and left out. Every record's products and sums lie in its own rows, but which of the runtime's
-kernels computes a row may depend on the machine: :meth:`OnnxEngine.is_batch_invariant` tries it.
+kernels computes a row may depend on the machine, and on the row: graphs ask for no product of which that is
+known (:meth:`~dpagent.learning.training.onnx_graph.graph.Graph.product`), and
+:meth:`OnnxEngine.is_batch_invariant` tries all of them.
 
 **Rows.** A run takes as many records as the processor's caches like, for a large model fewer than a
 microbatch. The float32 sums of a microbatch's runs are added in float32, those of microbatches in float64.
@@ -28,6 +30,7 @@ from dpagent.learning.models.layers import Convolution
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.onnx_session import RUNTIME_ERRORS, first_line
 from dpagent.learning.training.arguments import are_finite, require_inputs, require_labels
+from dpagent.learning.training.batch_invariance import CLIP_NORM, Computed, is_invariant
 from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, MAX_MICROBATCH, NOBODY, ClippedSum
 from dpagent.learning.training.onnx_graph.session import LoadedGraph, load_graph
 from dpagent.learning.training.onnx_graph.signature import LARGEST_SQUARE, Tensor, matrix_shape, sum_of
@@ -104,20 +107,22 @@ class OnnxEngine:
         within = np.count_nonzero(np.sqrt(squares[finite]) <= self._clip_norms, axis=0)
         return ClippedSum(total, within, int(np.count_nonzero(~finite & (labels != NOBODY))))
 
-    def is_batch_invariant(self, seed: int = 0) -> bool:
-        """Whether this machine computes a record alike at every place and beside any other.
+    def is_batch_invariant(self, seed: int | None = None) -> bool:
+        """Whether this machine computes a record alike at every place and beside any other; see
+        :func:`~dpagent.learning.training.batch_invariance.is_invariant`."""
+        self._clip_norms[:] = CLIP_NORM
+        record = self._buffers.inputs.shape[1:]
+        return is_invariant(self.spec, record, self.rows, self._computed, seed)
 
-        Norms and clipped gradients are compared bit for bit: of one record in all rows at once, of the same
-        record in each row beside random others, and beside empty rows.
-        """
-        generator = np.random.Generator(np.random.PCG64(seed))
-        self._weights[:] = self.spec.initial_weights(seed)
-        self._clip_norms[:] = 1e-3  # Below every norm: the factors are tried as well.
-        buffers = self._buffers
-        buffers.labels[:] = generator.integers(0, self.spec.classes, self.rows)
-        others = generator.random(buffers.inputs.shape, dtype=np.float32)
-        record, label = others[0].copy(), int(buffers.labels[0])
-        return buffers.is_alike(record, label, others)
+    def _computed(
+        self,
+        weights: NDArray[np.float32],
+        inputs: NDArray[np.float32],
+        labels: NDArray[np.int64],
+        counted: int,
+    ) -> Computed:
+        self._weights[:] = weights
+        return self._buffers.computed(inputs, labels, counted)
 
     def _check_norms(self, clip_norms: Sequence[float]) -> None:
         if len(clip_norms) != self.groups:
@@ -190,20 +195,12 @@ class _Buffers:
             total += self._sum
         return total
 
-    def is_alike(self, record: NDArray[np.float32], label: int, others: NDArray[np.float32]) -> bool:
-        """Whether ``record`` comes out alike in every row, among copies, others and empty rows."""
-        rows = len(self.labels)
-        others_labels = self.labels.copy()
-        results: set[bytes] = set()
-        for company, company_labels in ((record, label), (others, others_labels), (0.0, 0)):
-            for row in range(rows):
-                self.inputs[:], self.labels[:], self.present[:] = company, company_labels, False
-                self.inputs[row], self.labels[row], self.present[row] = record, label, True
-                self._run()
-                results.add(self.squared_norms[row].tobytes() + self._run_sum.tobytes())
-                if company is record and len(set(map(bytes, self.squared_norms))) > 1:
-                    return False
-        return len(results) == 1
+    def computed(self, inputs: NDArray[np.float32], labels: NDArray[np.int64], counted: int) -> Computed:
+        """Squared norms, and the sum of a run in which one record counts: its clipped gradient."""
+        self.inputs[:], self.labels[:], self.present[:] = inputs, labels, False
+        self.present[counted] = True
+        self._run()
+        return Computed(self.squared_norms.view(np.uint8).copy(), self._run_sum.copy())
 
     def _load(self, inputs: NDArray[Any], labels: NDArray[np.int64]) -> None:
         count = len(labels)

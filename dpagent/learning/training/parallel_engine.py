@@ -135,7 +135,7 @@ class ParallelEngine:
             excluded += share.excluded
         return ClippedSum(total, within, excluded)
 
-    def is_batch_invariant(self, seed: int = 0) -> bool:
+    def is_batch_invariant(self, seed: int | None = None) -> bool:
         """As of the engine, in this process: the others compute with its very copies."""
         return self._engine.is_batch_invariant(seed)
 

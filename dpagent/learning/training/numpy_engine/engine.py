@@ -14,6 +14,7 @@ from dpagent.errors import DataError, ParameterError, require_count, require_pos
 from dpagent.learning.models.layers import Dense
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.arguments import are_finite, require_inputs, require_labels
+from dpagent.learning.training.batch_invariance import CLIP_NORM, Computed, is_invariant
 from dpagent.learning.training.engine import MAX_MICROBATCH, NOBODY, ClippedSum
 from dpagent.learning.training.numpy_engine.network import Network
 from dpagent.learning.training.numpy_engine.workspaces import Floats
@@ -23,6 +24,9 @@ from dpagent.norm import Norm
 # stays in a core's cache; but never so few records that Python's own work shows.
 _AT_ONCE = 1 << 21
 _LEAST_BLOCK = 4
+# Fewer than of other engines: a product of several records was tried for itself, with 2,048 numbers
+# (products.py), and all numbers of each gradient are compared, not its norm alone.
+_TRIED_MICROBATCHES = 8
 
 _NOBODY = np.zeros(0, np.intp)
 
@@ -129,42 +133,24 @@ class NumpyEngine:
             raise DataError("There are no records; expected at least one to measure an accuracy.")
         return float(np.mean(self.logits(weights, inputs).argmax(axis=1) == labels))
 
-    def is_batch_invariant(self, seed: int = 0) -> bool:
-        """Whether this machine computes a record alike at every place and beside any other.
+    def is_batch_invariant(self, seed: int | None = None) -> bool:
+        """Whether this machine computes a record alike at every place and beside any other; see
+        :func:`~dpagent.learning.training.batch_invariance.is_invariant`."""
+        record = (self.views, *self._head.input_shape)
+        rows = self._network.records
+        return is_invariant(self._head, record, rows, self._computed, seed, trials=_TRIED_MICROBATCHES)
 
-        Costs a few microbatches. The answer is an experiment, not a proof: False is a reason not to train on
-        this machine; True says that its numeric libraries passed.
-        """
-        generator = np.random.default_rng(seed)
+    def _computed(self, weights: Floats, inputs: Floats, labels: NDArray[np.int64], counted: int) -> Computed:
         network = self._network
-        count = network.records
-        shape = (count, self.views, *self._head.input_shape)
-        inputs = generator.random(shape, dtype=np.float32)
-        inputs *= inputs > 0.5  # Flat backgrounds tie in pooling windows.
-        labels = generator.integers(0, self.spec.classes, count)
-        network.load(self.spec.initial_weights(seed))
-
-        def evidence(order: NDArray[np.intp]) -> list[tuple[bytes, ...]]:
-            """All that the clipped gradient of each record consists of, with the records in this order."""
-            with np.errstate(all="ignore"):
-                network.forward(inputs[order])
-                network.backward(labels[order])
-                sums = [stage.power_sums() for stage in network.trained]
-            parts = [part for stage in network.trained for part in stage.evidence()] + sums
-            return [tuple(part[place].tobytes() for part in parts) for place in range(count)]
-
-        places = np.arange(count)
-        together = evidence(places)
-        for shift in {1, count // 2, count - 1}:
-            order = np.roll(places, shift)
-            if any(found != together[record] for found, record in zip(evidence(order), order, strict=True)):
-                return False
-        # Beside its own copies, and so at every place.
-        return all(
-            found == together[record]
-            for record in range(min(count, 4))
-            for found in evidence(np.full(count, record))
-        )
+        alone = np.full_like(labels, NOBODY)
+        alone[counted] = labels[counted]
+        network.load(weights)
+        _add_microbatch(network, inputs, alone, np.array([CLIP_NORM]))
+        parts: list[NDArray[Any]] = [part for stage in network.trained for part in stage.evidence()]
+        with np.errstate(all="ignore"):
+            parts += [stage.power_sums() for stage in network.trained]
+        rows = [np.ascontiguousarray(part).reshape(len(labels), -1).view(np.uint8) for part in parts]
+        return Computed(np.concatenate(rows, axis=1), network.total())
 
     def _forward(self, weights: Floats, inputs: NDArray[Any]) -> Iterator[tuple[slice, Network]]:
         """Runs all inputs through one network, as many at a time as it has room for."""

@@ -47,7 +47,7 @@ def convolution(
     else:
         rows = rows_of(x.places, places_in_windows(over, write))
         windows_ = gathered(graph, x.name, len(x.places), rows)
-    y = graph.add("Gemm", graph.reshape(windows_, -1, over.taps), weight, bias)
+    y = graph.product(graph.reshape(windows_, -1, over.taps), weight, filters, bias=bias)
 
     def backward(gradient: str) -> str | None:
         inputs = graph.reshape(windows_, -1, len(write), over.taps)
@@ -88,7 +88,7 @@ def _input_gradient(
     matrix = graph.add("Transpose", matrix, perm=[1, 3, 4, 0, 2, 5])
     matrix = graph.reshape(matrix, down * across * channels, reach[0] * reach[1] * filters)
 
-    back = graph.add("FusedMatMul", collected, matrix, transB=1)
+    back = graph.product(collected, matrix, down * across * channels, is_transposed=True)
     back = graph.reshape(back, -1, len(blocks) * down * across, channels)
     rows = (block_of.ravel() * down + phases[:, 0]) * across + phases[:, 1]
     return gathered(graph, back, len(blocks) * down * across, rows.astype(np.int64))
@@ -132,7 +132,7 @@ def _unfolded(graph: Graph, x: FeatureMap, over: Windows, write: Places) -> str:
                 for row in range(strip):
                     unfold[row, place, :, column, row, tap, :] = np.eye(channels)
     block = strip * over.kernel[1] * channels
-    values = graph.add("MatMul", values, graph.constant(unfold.reshape(-1, used * block)))
+    values = graph.product(values, graph.constant(unfold.reshape(-1, used * block)), used * block)
     values = graph.reshape(values, -1, strips * used, block)
     first = rows * over.stride[0] // strip
     wanted = (first[:, None] + np.arange(over.kernel[0] // strip)) * used + columns[:, None]

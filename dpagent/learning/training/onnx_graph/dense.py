@@ -15,14 +15,14 @@ def dense(graph: Graph, gradients: Gradients, node: Node, x: FeatureMap) -> Pass
     inputs, units = math.prod(node.input_shape), node.output_shape[0]
     weight, bias = gradients.parameters(node)
     flat = graph.reshape(x.name, -1, inputs)
-    y = graph.reshape(graph.add("Gemm", flat, weight, bias), -1, 1, units)
+    y = graph.reshape(graph.product(flat, weight, units, bias=bias), -1, 1, units)
 
     def backward(gradient: str) -> str | None:
         incoming = graph.reshape(gradient, -1, units)
         gradients.outer_product(node, flat, incoming)
         if not x.needs_gradient:
             return None
-        back = graph.add("FusedMatMul", incoming, weight, transB=1)
+        back = graph.product(incoming, weight, inputs, is_transposed=True)
         return graph.reshape(back, -1, len(x.places), x.channels)
 
     return Passed(FeatureMap(y, (0,), units, needs_gradient=True), backward)

@@ -154,7 +154,7 @@ class Gradients:
                 group_of += [index if self._per_layer else 0] * count
         squares = graph.add("Concat", *columns, axis=1) if len(columns) > 1 else columns[0]
         membership = np.equal.outer(group_of, range(self.groups))
-        graph.add("MatMul", squares, graph.constant(membership, np.float64), result=result)
+        graph.product(squares, graph.constant(membership, np.float64), self.groups, result=result)
 
     def _squares(self, rows: str, size: int) -> tuple[str, int]:
         """Sums of squares of runs of each row of ``(M, size)``, and the number of runs.
@@ -174,7 +174,7 @@ class Gradients:
         for rows, size in ((collected.inputs, collected.input_size), (collected.incoming, collected.units)):
             squares, runs = self._squares(rows, size)
             if runs > 1:
-                squares = graph.add("MatMul", squares, graph.constant(np.ones((runs, 1)), np.float64))
+                squares = graph.product(squares, graph.constant(np.ones((runs, 1)), np.float64), 1)
             both.append(squares)
         with_bias = graph.add("Add", both[0], graph.constant(1.0, np.float64))
         return graph.add("Mul", with_bias, both[1]), 1

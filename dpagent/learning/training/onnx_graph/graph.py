@@ -75,10 +75,47 @@ class Graph:
         """The same numbers in another shape; -1 stands for the axis that follows from the others."""
         return self.add("Reshape", values, self.constant(shape, np.int64))
 
-    def slice(self, values: str, axis: int, start: int, stop: int) -> str:
+    def slice(self, values: str, axis: int, start: int, stop: int, *, result: str = "") -> str:
         """``values[start:stop]`` along ``axis``."""
         bounds = (self.constant([number], np.int64) for number in (start, stop, axis))
-        return self.add("Slice", values, *bounds)
+        return self.add("Slice", values, *bounds, result=result)
+
+    def product(
+        self,
+        rows: str,
+        matrix: str,
+        columns: int,
+        *,
+        bias: str | None = None,
+        is_transposed: bool = False,
+        result: str = "",
+    ) -> str:
+        """``rows @ matrix + bias``, where the rows are of several records; never a product of one column.
+
+        For those ONNX Runtime 1.31 has a kernel on x86-64 that adds up the last rows in another order. A
+        second column, of zeros, has them take the general one, which adds up each element from the first
+        term to the last in every row; it is cut off again.
+
+        Args:
+            rows: ``(…, k)``.
+            matrix: ``(k, columns)``, or ``(columns, k)`` if it is transposed.
+            columns: how many.
+            bias: ``(columns,)``; only of two-dimensional rows, and not if the matrix is transposed.
+            is_transposed: whether the matrix is.
+            result: the name to give to the result.
+        """
+        name = "" if columns == 1 else result
+        if columns == 1:
+            ends = [0, 0, 1, 0] if is_transposed else [0, 0, 0, 1]
+            matrix = self.add("Pad", matrix, self.constant(ends, np.int64))
+            bias = bias and self.add("Pad", bias, self.constant([0, 1], np.int64))
+        if bias is not None:
+            product = self.add("Gemm", rows, matrix, bias, result=name)
+        elif is_transposed:
+            product = self.add("FusedMatMul", rows, matrix, transB=1, result=name)
+        else:
+            product = self.add("MatMul", rows, matrix, result=name)
+        return self.slice(product, -1, 0, 1, result=result) if columns == 1 else product
 
     def gather(self, values: str, axis: int, places: NDArray[np.int64]) -> str:
         """``take(values, places, axis)``."""

@@ -27,7 +27,7 @@ def group_norm(graph: Graph, groups: int, x: FeatureMap, write: Places) -> Passe
     averages = graph.constant(spread)
 
     def mean(values: str) -> str:
-        return graph.add("MatMul", graph.add("MatMul", ones, values), averages)
+        return graph.product(graph.add("MatMul", ones, values), averages, x.channels)
 
     centred = graph.add("Sub", x.name, mean(x.name))
     variance = mean(graph.add("Mul", centred, centred))
