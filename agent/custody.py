@@ -12,6 +12,10 @@ rounds were paid at its first charge, but each only once, and the chain does not
 So a write-off ends all jobs before it. Without a second head, new jobs may have taken all the rest: all of it
 is written off, up to the largest budget that the chain, the second head or the configuration has. Jobs that
 guarantee nothing keep to no budget: where the owner has allowed them, an infinite ε is written off.
+
+**A second head that was put back too** covers less than what left. ``ledger.head`` shows that, if it is still
+the newest: neither the chain has its entry, nor is it the entry of the second head. It holds no amounts, so
+only ``write_off_all`` goes on. A power cut between the two heads is no such case: the chain has the entry.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from typing import Final
 from agent.audit import VerifiedLedger, open_ledger, verified_by
 from agent.charges import Budget, WriteOff
 from agent.columns import dataset_of
-from agent.database import LOST, StateDatabase, no_ledger, no_second_head
+from agent.database import LOST, RESTORED, StateDatabase, no_ledger, no_second_head
 from agent.heads import Head, LedgerFiles, SecondHead, read_head, read_second_head, require_head, save_head
 from agent.ledger import Ledger
 from agent.rounds import Rounds
@@ -43,6 +47,7 @@ from dpagent.storage import (
     replace_durably,
     transaction,
 )
+from dpagent.wording import counted
 
 _ROUNDED: Final = 1 + 1e-9
 
@@ -79,7 +84,7 @@ def raise_budget(files: LedgerFiles, budgets: Mapping[str, Budget]) -> dict[str,
         The budget before of each that was set; None for a new account.
 
     Raises:
-        LedgerError: There is no ledger, it is older than its second head, or no budget is larger.
+        LedgerError: There is no ledger, it is older than one of its heads, or no budget is larger.
         StateInUseError, StorageError: It cannot be written.
     """
     second = read_second_head(files.second_head)
@@ -88,6 +93,7 @@ def raise_budget(files: LedgerFiles, budgets: Mapping[str, Budget]) -> dict[str,
     if second is None:
         raise no_second_head(files)
     with _opened(files) as state:
+        require_head(state.ledger.digests, read_head(files.head), files.head)
         state.require_kept(second)
         before = {
             name: known
@@ -161,7 +167,7 @@ def put_back(backup: Path, files: LedgerFiles) -> None:
     with StateDirectory(files.state_dir), disk_errors(files.database):
         if _is_newest(files):
             raise LedgerError(
-                f"{files.database} has every entry that {files.second_head} knows, so it is not replaced by "
+                f"{files.database} has every entry that its heads know, so it is not replaced by "
                 f"{backup}. If you mean to lose it, remove it first."
             )
         new = files.state_dir / ".ledger.db.new"
@@ -197,7 +203,8 @@ def go_on_after_restore(
         The write-offs; none if no entry is missing.
 
     Raises:
-        LedgerError: The second head is missing or of another ledger, or the chain does not verify.
+        LedgerError: The second head is missing, of another ledger, or was put back too; or the chain does not
+            verify.
         StateInUseError, StorageError: It cannot be written.
     """
     second = read_second_head(files.second_head)
@@ -207,9 +214,11 @@ def go_on_after_restore(
             f"are. Put it there, from the disk or the board that it was on. {LOST}"
         )
     with _opened(files) as state:
-        if not write_off_all and second is not None and state.keeps(second):
-            state.save_heads()
-            return ()
+        if not write_off_all and second is not None:
+            _require_newest(second, files, state.ledger)
+            if state.keeps(second):
+                state.save_heads()
+                return ()
         with state.written():
             if second is None or write_off_all:
                 owed = _all_owed(state.ledger, second, budgets, allows_unproven=allows_unproven)
@@ -224,6 +233,24 @@ def go_on_after_restore(
             state.spool.expire_all()
         state.save_heads()
     return lost
+
+
+def _require_newest(second: SecondHead, files: LedgerFiles, ledger: Ledger) -> None:
+    """Check that the second head knows all that ``ledger.head`` knows.
+
+    Raises:
+        LedgerError: It may not, or ``ledger.head`` is not readable.
+    """
+    head = read_head(files.head)
+    if head is None or head.is_reached_by(ledger.digests):
+        return
+    if (head.entries, head.hash) != (second.entries, second.hash):
+        raise LedgerError(
+            f"{files.head} knows a ledger of {counted(head.entries, 'entry')}, which is neither this one nor "
+            f"the one that {files.second_head} knows, of {counted(second.entries, 'entry')}: the second head "
+            "was put back too, and does not show what was spent since. Put the newest ledger.db or second "
+            f"head in its place, and run {RESTORED} again. {LOST}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,15 +332,15 @@ def _opened(files: LedgerFiles) -> Iterator[StateDatabase]:
 
 
 def _is_newest(files: LedgerFiles) -> bool:
-    """Whether the ledger in place is whole, and reaches its second head."""
-    second = read_second_head(files.second_head)
+    """Whether the ledger in place is whole, and reaches both its heads."""
+    second, head = read_second_head(files.second_head), read_head(files.head)
     if second is None or not files.database.exists():
         return False
     try:
-        _verified(files.database, second)
+        ledger = _verified(files.database, second)
     except LedgerError:
         return False
-    return True
+    return head is None or head.is_reached_by([entry.digest for entry in ledger.entries])
 
 
 def _verified(database: Path, head: Head | None) -> VerifiedLedger:

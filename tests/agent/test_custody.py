@@ -22,6 +22,7 @@ from ledgers import (
     charge_and_spool,
     charge_for,
     charge_rounds,
+    copied,
     files_of,
     fragments,
     open_state,
@@ -397,6 +398,85 @@ def test_a_second_head_that_was_put_back_too_needs_the_owners_word(path: Path) -
     assert reserved(path).epsilon >= BUDGET.epsilon
 
 
+def put_back_both(path: Path, older: Path) -> None:
+    """The database and the second head of before; ``ledger.head`` stays the newest."""
+    shutil.copy(older / "ledger.db", path)
+    for ending in ("-wal", "-shm"):
+        (path / f"ledger.db{ending}").unlink(missing_ok=True)
+    shutil.copy(files_of(older).second_head, files_of(path).second_head)
+
+
+@pytest.fixture
+def both_older(path: Path) -> Path:
+    """A copy of a state directory and of its second head; two jobs were charged since."""
+    state = open_state(path)
+    charge_rounds(state, 1)
+    state.close()
+    older = copied(path, "both-older")
+    shutil.copy(files_of(path).second_head, files_of(older).second_head)
+    state = open_state(path)
+    charge_rounds(state, 1, job=OTHER_JOB)
+    charge_rounds(state, 1, job=b"l" * 16)
+    state.close()
+    return older
+
+
+def test_a_database_and_a_second_head_that_were_put_back_refund_nothing(path: Path, both_older: Path) -> None:
+    """``ledger.head`` shows it, and no command may write over it."""
+    put_back_both(path, both_older)
+    head = files_of(path).head.read_bytes()
+    with pytest.raises(LedgerError, match="had 4 and has 2"):
+        open_state(path)
+    with pytest.raises(LedgerError, match="had 4 and has 2"):
+        raise_budget(files_of(path), {DATASET: Budget(60.0, BUDGET.delta)})
+    with pytest.raises(LedgerError, match=r"was put back too.*--write-off-all") as caught:
+        restore(path)
+    assert caught.value.exit_code == ExitCode.LEDGER
+    assert files_of(path).head.read_bytes() == head
+    (lost,) = restore(path, write_off_all=True)
+    assert lost.cumulative_epsilon >= BUDGET.epsilon
+    open_state(path).close()
+
+
+def test_a_second_head_that_was_put_back_less_far_than_the_database_bounds_no_write_off(
+    path: Path, both_older: Path
+) -> None:
+    put_back_both(path, both_older)
+    (path / "ledger.db").unlink()
+    with pytest.raises(LedgerError, match=r"was put back too.*--write-off-all"):
+        restore(path)
+
+
+def test_a_newer_database_may_be_put_over_one_that_was_put_back_with_its_second_head(
+    path: Path, both_older: Path, tmp_path: Path
+) -> None:
+    true, copy = reserved(path), tmp_path / "copy.db"
+    back_up(path, copy)
+    put_back_both(path, both_older)
+    put_back(copy, files_of(path))
+    assert restore(path) == ()
+    assert reserved(path) == true
+    open_state(path).close()
+
+
+@pytest.mark.parametrize("action", ["restored", "raise"])
+def test_a_second_head_that_a_power_cut_left_behind_goes_on(path: Path, action: str) -> None:
+    """By one transaction, in which nothing left: the chain has the entry of ``ledger.head``."""
+    state = open_state(path)
+    charge_rounds(state, 1)
+    before = files_of(path).second_head.read_bytes()
+    charge = charge_for(make_plan(job=OTHER_JOB), DATA, state.ledger)
+    state.offer(charge.job, charge.round, bytes(32), 0.0)
+    state.charge([charge], 0.0)
+    state.close()
+    files_of(path).second_head.write_bytes(before)
+    if action == "restored":
+        assert restore(path) == ()
+    else:
+        raise_budget(files_of(path), {DATASET: Budget(60.0, BUDGET.delta)})
+    assert verify(path, files_of(path).second_head).charges == 2
+
+
 def test_no_ledger_at_all_can_be_given_up(path: Path) -> None:
     """Everything is lost: the owner knows that these data were used."""
     (lost,) = restore(path, write_off_all=True)
@@ -456,6 +536,9 @@ def test_a_write_off_counts_for_jobs_after_it(path: Path, older: Path) -> None:
 def test_a_copy_whose_own_head_is_lost_goes_on(path: Path, older: Path) -> None:
     swap(older, path)
     files_of(path).head.write_text("nonsense")
+    with pytest.raises(LedgerError, match=r"Remove it, and run `dpagent budget restored`"):
+        restore(path)
+    files_of(path).head.unlink()
     restore(path)
     second, first = read_second_head(files_of(path).second_head), read_head(files_of(path).head)
     assert second is not None
