@@ -200,6 +200,8 @@ class Announcements:
             return Phase.REPEAT if known.plan == digest else Phase.SETTLED
         if state not in (None, RoundState.OFFERED, RoundState.DECLINED):
             return Phase.SETTLED
+        if self._state.is_decided(job, plan.round):
+            return Phase.SETTLED  # Long ago.
         return Phase.SETTLED if self._declined == (digest, plan.deadline) else Phase.DECIDE
 
     def _schedule(self, announced: Announced) -> None:

@@ -312,6 +312,7 @@ class Cycle:
         Raises:
             DpagentError: the device declines.
         """
+        self._sitting_out.require_room(plan)
         task = RoundTask.of(plan)
         weights = task.weights_from(model.weights)
         require_finite(weights)

@@ -50,7 +50,8 @@ class LimitSettings(Settings):
     maximum_charges: Annotated[int, Field(ge=1, le=10_000_000)] = 50_000
     """Most charges, one for each round and account, that the ledger takes in the device's life. Each has 1.4
     kB on disk and is priced again at each start; jobs whose rounds cost next to nothing would fill the
-    disk."""
+    disk. With `dummy_traffic`, also the most jobs that it takes part in or sits out: it remembers each, and
+    is silent in any further one."""
     methods: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = _TRUST_NOBODY
     """Methods that this device takes part in, by name (``dpagent methods list``); by default all that trust
     nobody."""

@@ -133,6 +133,23 @@ def require_room_for_charges(plan: Plan, charges: int, accounts: int, limits: Li
         )  # fmt: skip
 
 
+def require_room_for_job(jobs_beside: int | None, limits: LimitSettings) -> None:
+    """See that a job's last round can stay on record, whether the device takes part or sits out.
+
+    Args:
+        jobs_beside: of which a round was ever decided on; None if the job is one of them.
+        limits: the device's own.
+
+    Raises:
+        BeyondLimitError: it can not.
+    """
+    if jobs_beside is not None and jobs_beside >= limits.maximum_charges:
+        raise BeyondLimitError(
+            "the number of jobs, with this one,", jobs_beside + 1, f"at most {limits.maximum_charges:,}",
+            "maximum_charges",
+        )  # fmt: skip
+
+
 def require_price(job_epsilon: float, limits: LimitSettings) -> None:
     """See that a job's ε stays within the limits.
 

@@ -21,6 +21,9 @@ would be, and *sat out* when *spooled* or *expired* would be, with dummies in th
 fragments. What
 follows from one of a pair, after a crash or another announcement, follows from the other. The state of a
 round does not follow its dummies.
+
+Of each job the last round that was *decided on* (charged, or sat out) stays on record for good, as charges
+stay in the ledger: neither it nor an earlier one is decided on again, whatever else has been forgotten since.
 """
 
 from __future__ import annotations
@@ -50,6 +53,10 @@ class RoundState(StrEnum):
     MISSED = "missed"
 
 
+_DECIDED: Final = (RoundState.CHARGED, RoundState.SITTING_OUT, RoundState.SAT_OUT)
+"""One of these a round reaches when it is decided on."""
+
+
 @dataclass(frozen=True, slots=True)
 class KnownRound:
     """A round on record.
@@ -66,7 +73,7 @@ class KnownRound:
 
 
 def create_rounds(connection: sqlite3.Connection) -> None:
-    """Migration: the table of rounds."""
+    """Migration: the tables of rounds, and of the last one of each job that was decided on."""
     connection.execute(
         f"""CREATE TABLE rounds (
             number INTEGER PRIMARY KEY,
@@ -81,6 +88,9 @@ def create_rounds(connection: sqlite3.Connection) -> None:
             UNIQUE (job, round)
         ) STRICT"""
     )
+    connection.execute(
+        "CREATE TABLE decided (job TEXT PRIMARY KEY, round INTEGER NOT NULL) STRICT, WITHOUT ROWID"
+    )
 
 
 class Rounds:
@@ -94,7 +104,7 @@ class Rounds:
         self._connection = connection
 
     def find(self, job: str, number: int) -> KnownRound | None:
-        """A round, or None if it was never offered, or long ago."""
+        """A round, or None if it was never offered, or long ago; see :meth:`last_decided`."""
         row = self._connection.execute(
             "SELECT state, plan, reason FROM rounds WHERE job = ? AND round = ?", (job, number)
         ).fetchone()
@@ -103,15 +113,23 @@ class Rounds:
     def latest(self, job: str) -> int:
         """The greatest number of a job's rounds on record; 0 if there is none."""
         (number,) = self._connection.execute("SELECT max(round) FROM rounds WHERE job = ?", (job,)).fetchone()
-        return 0 if number is None else int(number)
+        return max(number or 0, self.last_decided(job))
+
+    def last_decided(self, job: str) -> int:
+        """The greatest number of a job's rounds that were ever decided on; 0 if there is none."""
+        row = self._connection.execute("SELECT round FROM decided WHERE job = ?", (job,)).fetchone()
+        return 0 if row is None else int(row["round"])
+
+    def jobs_decided(self) -> int:
+        """The number of jobs of which a round was ever decided on."""
+        return int(self._connection.execute("SELECT count(*) FROM decided").fetchone()[0])
 
     def offer(self, job: str, number: int, plan: bytes, now: float) -> None:
         """A plan has arrived. A round that is charged or beyond stays as it is.
 
         The oldest rounds are forgotten, but none that is charged and not yet receipted or expired: without
         its state, a charged round would not be run again after a crash. Those that are not decided on, which
-        cost a coordinator nothing, make it forget no others: a round that was sat out would be decided on
-        again, and one that was charged would not.
+        cost a coordinator nothing, make it forget no others, which the owner reads.
         """
         self._connection.execute(
             """INSERT INTO rounds (job, round, plan, state, changed_at) VALUES (?, ?, ?, 'offered', ?)
@@ -150,6 +168,12 @@ class Rounds:
             " changed_at = ? WHERE job = ? AND round = ?",
             (state, reason, plan, now, job, number),
         )
+        if state in _DECIDED:
+            self._connection.execute(
+                "INSERT INTO decided VALUES (?, ?)"
+                " ON CONFLICT (job) DO UPDATE SET round = max(round, excluded.round)",
+                (job, number),
+            )
 
     def add_energy(self, job: str, number: int, joules: float, source: str) -> None:
         """Add to the energy that a round has taken, as a sensor of the board measures it."""

@@ -17,6 +17,7 @@ from typing import Final
 from agent.admission import may_send
 from agent.announcements import Announced, Announcements, Phase, log_expired
 from agent.limit_settings import LimitSettings
+from agent.limits import BeyondLimitError, require_room_for_job
 from agent.publisher import Publisher, Slots
 from agent.spool import SpooledFragment
 from agent.state import AgentState
@@ -56,9 +57,21 @@ class SittingOut:
         self._state, self._publisher, self._clock = state, publisher, clock
 
     def hides(self, plan: Plan) -> bool:
-        """Whether dummies leave in place of a round's fragments: the owner wants them, and the plan's times
-        hide them."""
+        """Whether dummies leave in place of a round's fragments: the owner wants them, the plan's times hide
+        them, and it stays on record that they have left."""
+        try:
+            self.require_room(plan)
+        except BeyondLimitError:
+            return False
         return self._limits.dummy_traffic and may_send(plan, self._limits)
+
+    def require_room(self, plan: Plan) -> None:
+        """See that it stays on record that a plan's round was decided on.
+
+        Raises:
+            BeyondLimitError: it would not; whether the device would take part or sit out, it is silent.
+        """
+        require_room_for_job(self._state.jobs_beside(plan.job.hex()), self._limits)
 
     def begin(self, announced: Announced, reason: str) -> None:
         """Sit out a round of which it is known how long training would take."""

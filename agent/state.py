@@ -88,6 +88,16 @@ class AgentState(StateDatabase):
         with ledger_errors(self.file):
             return self.rounds.latest(job)
 
+    def is_decided(self, job: str, number: int) -> bool:
+        """Whether a round of a job, or a later one, was ever decided on."""
+        with ledger_errors(self.file):
+            return number <= self.rounds.last_decided(job)
+
+    def jobs_beside(self, job: str) -> int | None:
+        """The number of jobs of which a round was ever decided on; None if this is one of them."""
+        with ledger_errors(self.file):
+            return None if self.rounds.last_decided(job) else self.rounds.jobs_decided()
+
     def sitting_out(self, job: str, number: int) -> str | None:
         """Why the device is sitting a round out; None if it is not."""
         known = self.round(job, number)

@@ -14,7 +14,7 @@ from ledgers import DATASET
 from agent.limits import BeyondLimitError
 from agent.publisher import sealed_for
 from agent.rounds import RoundState
-from dpagent.protocol.codec import decode
+from dpagent.protocol.codec import MessageError, decode
 from dpagent.protocol.dummies import MAX_DUMMIES
 from dpagent.protocol.fragments import receipt_digest
 from dpagent.protocol.messages import Fragment, Plan, Receipts
@@ -204,6 +204,59 @@ def test_a_round_is_sat_out_once_and_for_all(tmp_path: Path) -> None:
         device.advance()
         assert set(device.state.spool.pending().values()) == {(OTHER_JOB.hex(), 1)}
         assert device.charged() == [1]
+
+
+def answered(device: Device, plan: Plan) -> bool:
+    """Whether the device has something to send for a round, once it is announced and its time has come."""
+    device.take_plan(plan)
+    device.clock.advance(10.0)
+    device.advance()
+    return (plan.job.hex(), plan.round) in device.state.spool.pending().values()
+
+
+@pytest.mark.parametrize("sits_out", [False, True], ids=["takes part", "sits out"])
+def test_a_round_is_over_for_good_however_many_come_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sits_out: bool
+) -> None:
+    """A charge stays in the ledger. A round that was sat out, and then forgotten, was answered once more."""
+    monkeypatch.setattr("agent.rounds._KEPT", 3)
+    old = make_plan(job=JOB, round=2)
+    settings = SPENT if sits_out else ON
+    with open_device(tmp_path, **settings) as device:
+        device.give()
+        assert answered(device, old)
+        for number in range(1, 8):
+            assert answered(device, declined_plan(job=bytes([number]) * 16))
+        assert device.state.round(JOB.hex(), 2) is None, "its row is forgotten"
+        for plan in (old, old.model_copy(update={"deadline": old.deadline + 1.0})):
+            assert not answered(device, plan)
+    with open_device(tmp_path, **settings) as device:
+        device.give()
+        assert not answered(device, old)
+        with pytest.raises(MessageError, match="replayed"):
+            device.take_plan(make_plan(job=JOB, round=1))
+        assert device.charged() == ([] if sits_out else [2])
+        assert answered(device, make_plan(job=JOB, round=3))
+
+
+@pytest.mark.parametrize("sits_out", [False, True], ids=["takes part", "sits out"])
+def test_a_device_is_silent_in_jobs_that_it_could_not_remember(tmp_path: Path, sits_out: bool) -> None:
+    """It remembers as many as it may have charges, as a coordinator can sign any number. It is silent whether
+    it would take part or not; a job that it remembers goes on."""
+    limits = {"dummy_traffic": True, "maximum_charges": 6, "maximum_model_mib": 1}
+    large = make_plan(job=b"m" * 16)
+    large = large.model_copy(update={"model": large.model.model_copy(update={"size": 2 << 20})})
+    with open_device(tmp_path, limits=limits | (SPENT["limits"] if sits_out else {})) as device:
+        device.give()
+        assert answered(device, make_plan(job=JOB, round=1))
+        for number in range(1, 6):
+            assert answered(device, declined_plan(job=bytes([number]) * 16))
+        for plan in (make_plan(job=OTHER_JOB), declined_plan(job=b"l" * 16), large):
+            assert not answered(device, plan)
+            assert state_of(device, plan) is RoundState.DECLINED
+        assert "the number of jobs, with this one, is 7" in device.declined()[0][1]
+        assert device.charged() == ([] if sits_out else [1])
+        assert answered(device, make_plan(job=JOB, round=2))
 
 
 @pytest.mark.parametrize("sits_out", [False, True], ids=["takes part", "sits out"])
