@@ -36,7 +36,7 @@ class ServeSettings(Settings):
     """Requests are taken at ``topic`` and ``/ask``, and answered at ``topic`` and ``/answer``."""
     fleet_broker: bool = False
     """Whether ``serve.mqtt`` may be the broker of the fleet, whose operator then sees inputs and answers of
-    this board, which no noise protects."""
+    this board, which no noise protects. For ``model: personal`` it may not be."""
 
     @model_validator(mode="after")
     def _is_no_topic_of_a_fleet(self) -> ServeSettings:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+from ipaddress import ip_address
 from types import TracebackType
 from typing import Final
 
@@ -26,18 +27,26 @@ _LOOK_S: Final = 0.2
 
 
 def require_another_broker(settings: AgentSettings) -> None:
-    """Refuse the fleet's broker, by whatever name, unless the owner has said that it may be asked over.
+    """Refuse the fleet's broker, by whatever name and port, unless the owner has said that it may be asked
+    over. The board's own model is not asked over it at all: the fleet's operator could ask it as well.
 
     Raises:
         ConfigurationError: it is the fleet's.
     """
-    asked, fleet = settings.serve.mqtt, settings.mqtt
-    if asked is None or settings.serve.fleet_broker or asked.port != fleet.port:
+    asked, fleet, serve = settings.serve.mqtt, settings.mqtt, settings.serve
+    if asked is None or not _are_one(asked, fleet):
         return
-    if asked.host.lower() == fleet.host.lower() or _addresses(asked) & _addresses(fleet):
+    if serve.model == "personal":
         raise ConfigurationError(
-            f"serve.mqtt.url is {asked.url}, the broker of the fleet ({fleet.url}): who runs it would see "
-            "inputs and answers of this board. Take a broker on this board, or set serve.fleet_broker: true."
+            f"serve.model is personal, and serve.mqtt.url is {asked.url}, on the host of the fleet's broker"
+            f" ({fleet.url}): who runs it could ask the board's own model, which reveals its records. "
+            "Take a broker on this board, or serve.model: latest."
+        )
+    if not serve.fleet_broker:
+        raise ConfigurationError(
+            f"serve.mqtt.url is {asked.url}, the broker of the fleet ({fleet.url}), or one on its host: who "
+            "runs it would see inputs and answers of this board. Take a broker on this board, or set "
+            "serve.fleet_broker: true."
         )
 
 
@@ -102,6 +111,16 @@ class TopicServer:
         if len(payload) > self._longest:
             return error_line(f"The request has {len(payload):,} bytes; expected at most {self._longest:,}.")
         return self._answers.answer(payload, reads_files=False)
+
+
+def _are_one(asked: MqttSettings, fleet: MqttSettings) -> bool:
+    """Whether both are one broker. One on this board is known by its port; elsewhere, a broker mostly has
+    several (1883, 8883), and whoever runs one on a host may run the other."""
+    shared = _addresses(asked) & _addresses(fleet)
+    if not shared and asked.host.lower() != fleet.host.lower():
+        return False
+    is_here = bool(shared) and all(ip_address(address).is_loopback for address in shared)
+    return asked.port == fleet.port or not is_here
 
 
 def _addresses(broker: MqttSettings) -> set[str]:

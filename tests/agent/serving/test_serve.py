@@ -397,12 +397,16 @@ def settings_with(tmp_path: Path, fleet: str, ask: str, **serve: Any) -> AgentSe
         ("mqtt://localhost:18831", "mqtt://127.0.0.1:18831"),
         ("mqtts://Broker.invalid", "mqtts://broker.INVALID"),
         ("mqtt://broker.invalid", "mqtt://broker.invalid:1883"),
+        ("mqtts://broker.invalid", "mqtt://broker.invalid"),
+        ("mqtts://192.0.2.1", "mqtt://192.0.2.1"),
     ],
 )
 def test_the_broker_of_the_fleet_is_refused_by_any_name(tmp_path: Path, fleet: str, ask: str) -> None:
     with pytest.raises(ConfigurationError, match="the broker of the fleet"):
         require_another_broker(settings_with(tmp_path, fleet, ask))
     require_another_broker(settings_with(tmp_path, fleet, ask, fleet_broker=True))
+    with pytest.raises(ConfigurationError, match="reveals its records"):
+        require_another_broker(settings_with(tmp_path, fleet, ask, fleet_broker=True, model="personal"))
     require_another_broker(settings_with(tmp_path, fleet, "mqtt://127.0.0.1:18832"))
 
 
