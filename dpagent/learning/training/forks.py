@@ -1,7 +1,7 @@
 """Forks of the training process: for its other cores, and for the trials of engines.
 
 A fork has what its parent has imported and computed, and the system copies a page of memory only when either
-writes to it. It serves its parent by one socket, and ends when that does.
+writes to it. It serves its parent by one socket, and ends when that does, whatever it is at.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ import socket
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+"""Of prctl(2): the signal that the kernel sends when the thread ends that has forked."""
 
 
 def forked(serve: Callable[[], None], kept: socket.socket) -> int:
@@ -29,6 +33,7 @@ def forked(serve: Callable[[], None], kept: socket.socket) -> int:
     Raises:
         OSError: no further process can be started.
     """
+    parent = os.getpid()
     with warnings.catch_warnings():
         # Python warns of forks where other threads may hold a lock. The fork takes none of theirs: it
         # computes, and reads and writes its socket.
@@ -37,6 +42,7 @@ def forked(serve: Callable[[], None], kept: socket.socket) -> int:
     if process:
         return process
     try:
+        _end_with(parent)
         # A terminal's Ctrl-C and a service manager's SIGTERM go to all; this process ends with its parent.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
@@ -50,6 +56,14 @@ def forked(serve: Callable[[], None], kept: socket.socket) -> int:
                     os.close(descriptor)
         serve()
     finally:
+        os._exit(0)
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel end this process with its parent: one that hangs in a library reads no socket."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # It has ended already.
         os._exit(0)
 
 
