@@ -23,6 +23,7 @@ from agent.serving.answers import Answers
 from agent.serving.lines import error_line
 from dpagent.errors import ConfigurationError, StateInUseError, StorageError
 from dpagent.storage import disk_errors
+from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ class SocketServer:
         self._path, self._answers, self._longest = path, answers, longest
         if len(os.fsencode(path)) > _LONGEST_PATH:
             raise ConfigurationError(
-                f"serve.socket {path} has {len(os.fsencode(path))} bytes; expected at most {_LONGEST_PATH}."
+                f"serve.socket {path} has {counted(len(os.fsencode(path)), 'byte')}; expected at most "
+                f"{_LONGEST_PATH}."
             )
         self._stop = threading.Event()
         self._seats = threading.BoundedSemaphore(_SEATS)
@@ -169,7 +171,9 @@ class SocketServer:
             seen = len(data)
             if (end if end >= 0 else seen) > self._longest:
                 self._tell(
-                    link, f"The request has more than {self._longest:,} bytes (serve.maximum_request_mib)."
+                    link,
+                    f"The request has more than {counted(self._longest, 'byte')} "
+                    "(serve.maximum_request_mib).",
                 )
                 return None
             if end >= 0:

@@ -20,6 +20,7 @@ from dpagent.errors import BrokerError, ConfigurationError
 from dpagent.transport.events import Connected, Disconnected, Received
 from dpagent.transport.session import MqttSession, Subscription
 from dpagent.transport.settings import MqttSettings
+from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,9 @@ class TopicServer:
 
     def _answer(self, payload: bytes) -> bytes:
         if len(payload) > self._longest:
-            return error_line(f"The request has {len(payload):,} bytes; expected at most {self._longest:,}.")
+            return error_line(
+                f"The request has {counted(len(payload), 'byte')}; expected at most {self._longest:,}."
+            )
         return self._answers.answer(payload, reads_files=False)
 
 
