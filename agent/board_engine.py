@@ -11,6 +11,7 @@ from typing import Final
 
 from agent.profile import Profile
 from agent.settings import AgentSettings
+from agent.worker import UsedProcessError
 from dpagent.errors import ParameterError, StorageError, require_count
 from dpagent.learning.training.engine import MAX_PROCESSES, Engine
 from dpagent.learning.training.engine_choice import (
@@ -42,12 +43,14 @@ class BoardEngine:
 
     Attributes:
         purpose: a digest of what the last engine is for; empty before the first.
+        may_try: whether this process may try engines. One that has read records may not: which engine a trial
+            finds, and whether the round is declined, would depend on what they have left in its memory.
     """
 
     def __init__(self, settings: AgentSettings, profile: Profile) -> None:
         self._settings, self._profile = settings, profile
         self._engine: Engine | None = None
-        self.purpose = ""
+        self.purpose, self.may_try = "", True
 
     def of(self, task: RoundTask, graph: bytes | None) -> Engine:
         """The engine for a round, made when it is for another purpose than before.
@@ -57,6 +60,7 @@ class BoardEngine:
             graph: its training graph, or None.
 
         Raises:
+            UsedProcessError: engines are to be tried, and this process may not.
             ConfigurationError: the board has not the engine that it was told to use.
         """
         views, groups, norm = 1, 1, Norm.L2
@@ -94,6 +98,8 @@ class BoardEngine:
             except UnsuitableEngineError:
                 if len(kinds) == 1:
                     raise
+        if not self.may_try:
+            raise UsedProcessError(f"an engine for {bench.spec.name} is tried in a new training process")
         engine, trials = choose_engine(bench, kinds)
         best = fastest(trials)
         results = "; ".join(map(_result, trials))

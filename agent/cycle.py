@@ -39,7 +39,7 @@ from agent.rounds import RoundState
 from agent.sitting_out import SittingOut
 from agent.spool import SpooledFragment
 from agent.state import AgentState
-from agent.worker import Order, Prepared, Trains, Update, said
+from agent.worker import Order, Prepared, Trains, Update, UsedProcessError, said
 from dpagent import faults
 from dpagent.clock import Clock
 from dpagent.errors import DpagentError
@@ -199,6 +199,10 @@ class Cycle:
     def _take(self, at_work: _Admitted | _InTraining) -> None:
         """Take what the training process has answered."""
         match at_work:
+            case _Admitted(announced=announced, answer=answer) if (
+                announced is self._announcements.current and isinstance(answer.exception(), UsedProcessError)
+            ):
+                self._begin_again_later(at_work)
             case _Admitted():
                 self._take_prepared(at_work)
             case _InTraining(announced):
@@ -251,7 +255,8 @@ class Cycle:
         return True
 
     def _begin_again_later(self, admitted: _Admitted) -> None:
-        """Give up a preparation, whose trials take their time by the clock. It has read no record."""
+        """Give up a preparation, to begin it in a new process: its trials take their time by the clock, or
+        are not to be made in one that has worked. It has read no record."""
         self._at_work, announced = None, admitted.announced
         self.rest()
         announced.phase = Phase.REPEAT if admitted.is_decided else Phase.DECIDE

@@ -148,6 +148,7 @@ class Trainer:
             ConfigurationError: It has not the engine that it was told to use, or an asset is wrong.
             ParameterError: The weights do not fit the model.
             StorageError: The disk has no room for features, or fails.
+            UsedProcessError: An engine is to be tried, and this process may not.
         """
         if failure is not None:
             return Work(task, weights, None, None, None, failure=failure, is_rehearsal=is_rehearsal)
@@ -230,6 +231,10 @@ class Trainer:
                 trained = attempt(lambda records: self._trained(work, release, records), weights)
                 values = release.update_of(trained, weights)
         return Update(values, failures[0] if failures else None)
+
+    def try_no_engines(self) -> None:
+        """From now on, another model is prepared in another process (:class:`BoardEngine`)."""
+        self._engine.may_try = False
 
     @property
     def elsewhere_s(self) -> float:

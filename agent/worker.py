@@ -60,6 +60,11 @@ class WorkerError(DpagentError):
     """The training process cannot do what it was asked, or has ended; the text gives the reason."""
 
 
+class UsedProcessError(WorkerError):
+    """The round is to be prepared in a training process that has not worked yet: an engine is to be tried,
+    and what memory and time that takes must not depend on what the records have left in this one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """A round that is to be prepared.
@@ -113,7 +118,8 @@ class Trains(Protocol):
     def prepare(self, order: Order) -> Future[Prepared]:
         """Try everything that can be tried without a record.
 
-        The answer raises :class:`WorkerError` if the board cannot run the round.
+        The answer raises :class:`WorkerError` if the board cannot run the round, and
+        :class:`UsedProcessError` if it is to be asked again after :meth:`end`.
         """
         ...
 
@@ -171,9 +177,19 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The answer of a part that failed, with the reason."""
+    """The answer of a part that failed, with the reason.
+
+    Attributes:
+        reason: in words.
+        is_of_use: whether only this process's past is against it.
+    """
 
     reason: str
+    is_of_use: bool = False
+
+    def error(self) -> WorkerError:
+        """What the one who asked is to see."""
+        return (UsedProcessError if self.is_of_use else WorkerError)(self.reason)
 
 
 class Worker:
@@ -327,7 +343,7 @@ class _Process:
                     continue
                 answer = self._asked.pop(0)
                 if isinstance(message, Failed):
-                    answer.set_exception(WorkerError(message.reason))
+                    answer.set_exception(message.error())
                 else:
                     answer.set_result(message)
         except (EOFError, OSError):

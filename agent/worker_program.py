@@ -18,7 +18,7 @@ from typing import Any
 
 from agent.priority import give_way
 from agent.training import Trainer, Work
-from agent.worker import MORE_NICENESS, Failed, Look, Order, Prepared, Said, Start, said
+from agent.worker import MORE_NICENESS, Failed, Look, Order, Prepared, Said, Start, UsedProcessError, said
 from dpagent.protocol.task import RoundTask
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,10 @@ def serve(connection: Connection) -> None:
                 answers.send(Prepared(work.longest_s, took_s))
             else:
                 assert work is not None  # the agent asks for an update once a round is prepared
+                trainer.try_no_engines()  # From here on, this process tells of records.
                 answers.send(trainer.noisy_update(work))
+        except UsedProcessError as error:
+            answers.send(Failed(said(error), is_of_use=True))
         except Exception as error:
             log.debug("the details", exc_info=True)
             answers.send(Failed(said(error)))

@@ -10,7 +10,7 @@ import pytest
 from devices import Device, Mortal, Unpaused
 from fleets import make_plan
 
-from agent.worker import Order, Prepared, Update, WorkerError
+from agent.worker import Order, Prepared, Update, UsedProcessError, WorkerError
 
 
 def test_a_plan_that_ends_training_before_the_charge_is_declined(device: Device) -> None:
@@ -93,6 +93,44 @@ class Silent(Unpaused):
     def _silence(self) -> Future[Any]:
         self._asked.append(Future())
         return self._asked[-1]
+
+
+class Used(Unpaused):
+    """A training process that has worked, and must not try engines until it is ended."""
+
+    def __init__(self, device: Device) -> None:
+        self._inner, self._is_used = device.worker, True
+        self.prepared, self.ended = 0, 0
+        device.cycle._worker = self
+
+    def prepare(self, order: Order) -> Future[Prepared]:
+        self.prepared += 1
+        if not self._is_used:
+            return self._inner.prepare(order)
+        answer: Future[Prepared] = Future()
+        answer.set_exception(UsedProcessError("in a new training process"))
+        return answer
+
+    def update(self) -> Future[Update]:
+        return self._inner.update()
+
+    def look(self) -> None:
+        pass
+
+    def end(self) -> None:
+        self.ended += 1
+        self._is_used = False
+
+
+def test_a_round_that_wants_a_new_training_process_gets_one(device: Device) -> None:
+    used = Used(device)
+    device.take_plan(make_plan())
+    device.give()
+    device.advance()
+    assert (used.prepared, used.ended) == (2, 1)
+    assert device.declined() == []
+    assert device.charged() == [1]
+    assert set(device.pending()) == {1}
 
 
 def until_training_does_not_answer(device: Device, at_most_s: float) -> None:

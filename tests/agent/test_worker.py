@@ -20,7 +20,8 @@ from neighbours import decode_here
 
 from agent.profile import load_profile
 from agent.settings import load_agent_settings
-from agent.worker import Order, Worker, WorkerError
+from agent.worker import Order, UsedProcessError, Worker, WorkerError
+from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
 
@@ -88,6 +89,25 @@ def test_a_round_that_the_board_cannot_run_is_refused_in_words(worker: Worker) -
     with pytest.raises(WorkerError, match=r"can add .* to a record's influence"):
         worker.prepare(order(plan)).result(PATIENCE_S)
     assert worker.prepare(order()).result(PATIENCE_S).longest_s > 0, "the next is"
+
+
+def test_engines_are_tried_in_a_process_that_has_read_no_record(tmp_path: Path) -> None:
+    """What the records leave in memory would move what a trial measures."""
+    worker = made(tmp_path, engine="auto")
+    other = Order(PLAN, WEIGHTS, {"training-graph": build_training_graph(DIGITS)})
+    try:
+        for question in (order(), other, order()):  # None has worked: it may try as often as it likes.
+            worker.prepare(question).result(PATIENCE_S)
+        worker.update().result(PATIENCE_S)
+        pid = pid_of(worker)
+        worker.prepare(order()).result(PATIENCE_S)  # The engine that it has needs no trial.
+        with pytest.raises(UsedProcessError, match="in a new training process"):
+            worker.prepare(other).result(PATIENCE_S)
+        worker.end()
+        assert worker.prepare(other).result(PATIENCE_S).longest_s > 0
+        assert pid_of(worker) != pid
+    finally:
+        worker.end()
 
 
 def test_noise_alone_is_made_for_a_reason(worker: Worker) -> None:
