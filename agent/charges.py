@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from dpagent.protocol.task import RoundTask
 
 _TOLERANCE: Final = 1e-6
 """A recomputed figure may differ from the stated one by rounding, at most by this."""
+_DIGEST: Final = re.compile("[0-9a-f]{64}")
 
 
 def _or_infinite(value: Any) -> Any:
@@ -150,6 +152,8 @@ class Charge(ABC):
         Raises:
             ParameterError: one is wrong.
         """
+        if not _DIGEST.fullmatch(self.plan):
+            raise ParameterError(f"plan is {self.plan!r}; expected a SHA-256 in 64 hexadecimal digits.")
         computed = self.rebuilt().statistical_distance
         _require_stated("statistical distance", self.statistical_distance, computed)
 

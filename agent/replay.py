@@ -200,7 +200,7 @@ class _JobPrices:
         """
         least, most = self._bounds[number]
         spent, reserved = most, self._first.job_epsilon
-        allowed = reserved + self._tolerance * max(1.0, reserved)
+        allowed = reserved * (1 + self._tolerance)
         is_right = spent <= allowed and self._is_within(stated, others + least, others + most)
         if self._is_on_a_grid and not is_right:
             least, spent = self._priced_separately(number)
@@ -225,6 +225,7 @@ class _JobPrices:
     def _is_within(self, stated: float, least: float, most: float) -> bool:
         if math.isinf(most):
             return stated == most
+        # Of a figure that is shown; what counts is reserved, for which nothing absolute is left out.
         return least - self._tolerance * max(1.0, least) <= stated <= most + self._tolerance * max(1.0, most)
 
 

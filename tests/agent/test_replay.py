@@ -126,7 +126,7 @@ def charges_of(delta: float, rounds: int, sigma: float = 20.0) -> list[Charge | 
             dataset=DATASET, job="j", round=1, mechanism="discrete-gaussian",
             noise_multiplier=sigma, parameters={"resolution": 65_536}, clip_norm=1.0,
             accumulation_slack=0.001, dimension=10, sampling_rate=0.1, steps=1, granularity=0.0,
-            statistical_distance=0.0, plan="p", schedule="s", job_epsilon=reserved, delta=delta,
+            statistical_distance=0.0, plan="ab" * 32, schedule="s", job_epsilon=reserved, delta=delta,
             cumulative_epsilon=0.0, cumulative_delta=delta, charged_at="",
             accountant=account.name, loss_grid=grid_of(account),
         )
@@ -231,6 +231,8 @@ def refused_charge(charge: Charge, records: list[Charge | BudgetChange]) -> str:
         ({"loss_grid": math.nan}, "grid is nan"),
         ({"loss_grid": None}, "loss grid is None with accountant pld"),
         ({"accountant": "rdp"}, "with accountant rdp"),
+        ({"plan": ""}, "plan is ''"),
+        ({"plan": "ab" * 31}, "plan is 'abab"),
     ],
 )
 def test_what_a_price_rests_on_is_checked(changes: dict[str, Any], offender: str) -> None:
@@ -353,6 +355,26 @@ def test_a_reservation_beyond_the_budget_is_found(path: Path, database: Path) ->
     said = refused(path)
     assert "Entry 2 brings the reserved ε" in said
     assert "0.001" in said
+
+
+@pytest.mark.parametrize("sigma", [100.0, 250.0])
+@pytest.mark.parametrize("stated", [0.0, 0.5, 0.99])
+def test_jobs_that_cost_little_cannot_state_less(sigma: float, stated: float) -> None:
+    """However many there are: what each reserves counts towards the budget, and an absolute tolerance would
+    be a small job's whole price."""
+    budget, first = charges_of(1e-5, 1, sigma)
+    assert isinstance(first, Charge)
+    assert 1e-7 < first.job_epsilon < 1e-2
+    jobs = [
+        replace(
+            first, job=f"{number:032x}", job_epsilon=stated * first.job_epsilon,
+            cumulative_epsilon=number * stated * first.job_epsilon, cumulative_delta=number * first.delta,
+        )
+        for number in range(1, 4)
+    ]  # fmt: skip
+    with pytest.raises(LedgerError, match="Entry 2 brings its job to ε"):
+        replay([budget, *jobs])
+    replay([budget, first])
 
 
 def test_a_reserved_delta_beyond_the_budget_is_found() -> None:
