@@ -208,13 +208,19 @@ class Effort:
     def try_memory(self) -> None:
         """Compute a batch of made-up records, as large as any lot has, in the memory that all lots use.
 
+        Then once more with weights with which no gradient is finite: what an engine takes to leave a record
+        out must be there before a record asks for it.
+
         If that cannot be done, the plan is declined, or the process ends, before the charge.
 
         Raises:
             Exception: They cannot be computed.
         """
         shuffled(np.arange(self.largest, dtype=np.intp))
-        self._compute(len(self.filling.room.labels))
+        rows = len(self.filling.room.labels)
+        self._compute(rows, self._weights)
+        if self._engine is not None:
+            self._compute(rows, np.full_like(self._weights, np.nan))
 
     def fill_up_features(self, done: int) -> None:
         """Go on with made-up records until features of as many are computed as there may be new ones; once.
@@ -233,8 +239,8 @@ class Effort:
         """What the sum over so many made-up records takes."""
         engine = self._engine
         if engine is None:
-            return _seconds(lambda: self._compute(records))
-        return _seconds(lambda: self._compute(records), lambda: engine.elsewhere_s)
+            return _seconds(lambda: self._compute(records, self._weights))
+        return _seconds(lambda: self._compute(records, self._weights), lambda: engine.elsewhere_s)
 
     def _as_long_as(self, tried: int) -> float:
         """How many times as long the largest lot takes as the records that are tried."""
@@ -270,7 +276,7 @@ class Effort:
         shape = self._front_end.input_shape
         self._front_end(np.random.default_rng(0).random((records, *shape), np.float32))
 
-    def _compute(self, records: int) -> None:
+    def _compute(self, records: int, weights: NDArray[np.float32]) -> None:
         """The sum over so many made-up records."""
         load, made_up, lot = self._load, self.filling.made_up, np.arange(records, dtype=np.intp)
         filling = replace(self.filling, records=records)
@@ -278,7 +284,7 @@ class Effort:
             moments_of(load.moments, made_up, lot, filling)
             return
         assert self._engine is not None
-        total_of(self._engine, self._weights, made_up, lot, load.norms, load.augmentation, filling)
+        total_of(self._engine, weights, made_up, lot, load.norms, load.augmentation, filling)
 
 
 def _seconds(work: Callable[[], object], elsewhere_s: Callable[[], float] = lambda: 0.0) -> float:

@@ -36,6 +36,7 @@ class Counting(NumpyEngine):
     def __init__(self, **options: Any) -> None:
         super().__init__(DIGITS, microbatch=4, **options)
         self.pieces: list[int] = []
+        self.excluded: list[int] = []
 
     def clipped_sum(
         self,
@@ -45,7 +46,9 @@ class Counting(NumpyEngine):
         clip_norms: Sequence[float],
     ) -> ClippedSum:
         self.pieces.append(len(inputs))
-        return super().clipped_sum(weights, inputs, labels, clip_norms)
+        found = super().clipped_sum(weights, inputs, labels, clip_norms)
+        self.excluded.append(found.excluded)
+        return found
 
 
 class Gaps(Unfailing):
@@ -229,3 +232,10 @@ def test_where_a_disk_has_to_be_read_each_record_counts_with_a_read_of_a_slow_on
     task = task_at(1.0)
     within, beyond = (Effort(task, WEIGHTS, Counting(), MOST, disk_reads=reads) for reads in (0, 2))
     assert beyond.longest_s() > within.longest_s() / 2 + 1.5 * 2 * 0.005 * MOST
+
+
+def test_leaving_records_out_is_tried_with_as_many_as_any_lot_has() -> None:
+    """The ``onnx`` engine does it in a branch of its graph that it runs then alone, in memory of its own."""
+    engine = Counting()
+    Effort(task_at(1.0), WEIGHTS, engine, MOST).try_memory()
+    assert engine.excluded == [0, max(engine.pieces)]
