@@ -31,13 +31,15 @@ class Settings(BaseModel):
     )
 
 
-def _not_empty(path: Path) -> Path:
+def _usable(path: Path) -> Path:
     if not str(path).strip() or str(path) == ".":
         raise ValueError("a path is expected")
+    if "\0" in str(path):
+        raise ValueError("a path without the character NUL is expected")
     return path
 
 
-FilePath = Annotated[Path, Field(strict=False), AfterValidator(_not_empty)]
+FilePath = Annotated[Path, Field(strict=False), AfterValidator(_usable)]
 """A path, written as text."""
 
 SettingsT = TypeVar("SettingsT", bound=Settings)

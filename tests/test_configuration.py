@@ -55,6 +55,12 @@ def complaints(tmp_path: Path, text: str, schema: type[Settings] = Kitchen) -> l
     return str(caught.value).replace(f"{tmp_path}/", "").splitlines()
 
 
+@pytest.mark.parametrize("path", ["", ".", "pan\\0try"])
+def test_a_path_that_no_system_can_open_is_named(tmp_path: Path, path: str) -> None:
+    (complaint,) = complaints(tmp_path, f'name: ours\npantry: "{path}"\n')
+    assert complaint.startswith("kitchen.yaml:2: pantry: ")
+
+
 def test_a_good_file_is_read(tmp_path: Path) -> None:
     kitchen = read(
         tmp_path,
