@@ -74,6 +74,8 @@ class Clipping:
             name = "clip norm" if len(self.norms) == 1 else f"clip norm of layer {number}"
             require_between(name, norm, MIN_NORM, MAX_NORM)
             require_positive(f"share of layer {number}", share, maximum=1.0)
+        if len(self.shares) == 1 and self.shares[0] != 1:
+            raise ParameterError(f"the share of the only layer is {self.shares[0]!r}; expected 1.")
         total = math.fsum(self.shares)
         if abs(total - 1) > _SHARE_TOLERANCE:
             raise ParameterError(f"shares of the layers add up to {total!r}; expected 1.")

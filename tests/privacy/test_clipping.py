@@ -167,6 +167,7 @@ def test_a_norm_that_follows_a_quantile_stays_what_a_plan_can_announce(share: fl
         (((1,), (0.0,), (1.0,)), "clip norm is 0"),
         (((1, 1), (1.0, math.nan), (0.5, 0.5)), "clip norm of layer 1 is nan"),
         (((1, 1), (1.0, 1.0), (0.5, 0.4)), "shares of the layers add up to 0.9"),
+        (((1,), (1.0,), (1 - 1e-9,)), "share of the only layer is 0.999999999"),
         (((1, 1), (1.0, 1.0), (1.0, 0.0)), "share of layer 1 is 0"),
         (((1,), (1.0,), (1.0,), 1.5), "count weight is 1.5"),
         (((1, 1), (1.0, 1.0), (0.5, 0.5), 0.2), "expected one norm for all"),
