@@ -17,8 +17,8 @@ different ways, at least two records pass from one kind to another in each move.
 the terms of a sum nearly cancel, which shows its order best. Of what was planted
 (``tests/learning/training/test_batch_invariance.py``), hardest to find is a product of one column and few
 terms of which one row in five is added up in another order: one microbatch shows it with p = 1/4 or more,
-so that 32 of them miss it with (1 − p)^32 = 10⁻⁴, and both checks that an engine passes before it is used
-(when it is tried, and when it is made) with 10⁻⁸. Wide products have a p near 1. The order of the last sum of
+so that 32 of them miss it with (1 − p)^32 = 10⁻⁴, and the two checks of an engine that is chosen by
+trial (when it is tried, and when it is made) with 10⁻⁸. Wide products have a p near 1. The order of the last sum of
 squares, in float64, hardly shows, since that adds up its float32 terms exactly as a rule; nothing follows
 it that could magnify a difference.
 
