@@ -242,15 +242,13 @@ def _opened_as(path: Path, how: str) -> sqlite3.Connection:
 
 
 @contextlib.contextmanager
-def transaction(connection: sqlite3.Connection, *, durable: bool = True) -> Iterator[None]:
-    """All statements inside take effect, or none of them.
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All statements inside take effect and are durable, or none of them does.
 
     Args:
         connection: From :func:`open_database`.
-        durable: Whether to wait for the disk. Otherwise a power cut (but not a crash) can undo the
-            statements until the next durable transaction; use this only for expendable notes.
     """
-    connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+    connection.execute("PRAGMA synchronous=FULL")
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -31,7 +31,6 @@ from agent.audit import open_ledger, verify
 from agent.spool import SpooledFragment
 from agent.state import AgentState
 from dpagent.errors import LedgerError, StateInUseError, StorageError
-from dpagent.storage import transaction
 
 
 def test_two_agents_cannot_share_a_ledger(path: Path, state: AgentState) -> None:
@@ -152,7 +151,7 @@ def test_what_is_noted_is_written_after_a_while_and_with_what_is_durable(state: 
 
 def test_a_flood_of_offers_stays_bounded_and_frees_no_charge(state: AgentState) -> None:
     charge_rounds(state, 1)
-    with transaction(state.connection, durable=False):
+    with state.noted():
         for number in range(3_000):
             state.rounds.offer("other", number + 1, bytes(32), 0.0)
     assert state.connection.execute("SELECT count(*) FROM rounds").fetchone()[0] <= 2_002
