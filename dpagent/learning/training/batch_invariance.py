@@ -18,9 +18,9 @@ the terms of a sum nearly cancel, which shows its order best. Of what was plante
 (``tests/learning/training/test_batch_invariance.py``), hardest to find is a product of one column and few
 terms of which one row in five is added up in another order: one microbatch shows it with p = 1/4 or more,
 so that 32 of them miss it with (1 − p)^32 = 10⁻⁴, and the two checks of an engine that is chosen by
-trial (when it is tried, and when it is made) with 10⁻⁸. Wide products have a p near 1. The order of the last sum of
-squares, in float64, hardly shows, since that adds up its float32 terms exactly as a rule; nothing follows
-it that could magnify a difference.
+trial (when it is tried, and when it is made) with 10⁻⁸. Wide products have a p near 1. The order of the last
+sum of squares, in float64, hardly shows, since that adds up its float32 terms exactly as a rule; nothing
+follows it that could magnify a difference.
 
 **What it cannot show.** The order of a summation does not depend on the numbers, so weights which a
 coordinator chooses meet no other order than drawn ones. But a kernel may treat some numbers apart. Zeros,
