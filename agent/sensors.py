@@ -126,12 +126,19 @@ class Sensors:
         return kib >> 10
 
     def link(self) -> str | None:
-        """Name of the interface that the default route leaves by, or None without one."""
+        """Name of the interface that the default route leaves by, of IPv4 if there is one, or None."""
         best: tuple[int, str] | None = None
         for line in (text_in(self.root / "proc/net/route") or "").splitlines()[1:]:
             name, destination, _, flags, _, _, metric, mask, *_ = line.split()
             if destination == mask == _DEFAULT_ROUTE and int(flags, 16) & _ROUTE_IS_UP:
                 best = min(best or (int(metric), name), (int(metric), name))
+        if best is not None:
+            return best[1]
+        for line in (text_in(self.root / "proc/net/ipv6_route") or "").splitlines():
+            destination, length, _, _, _, weight, _, _, flags, name = line.split()
+            is_default = not int(destination, 16) and not int(length, 16) and int(flags, 16) & _ROUTE_IS_UP
+            if is_default and name != "lo":  # There the kernel refuses what has no route.
+                best = min(best or (int(weight, 16), name), (int(weight, 16), name))
         return None if best is None else best[1]
 
     def link_is_mobile(self) -> bool:

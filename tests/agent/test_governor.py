@@ -242,6 +242,18 @@ def test_a_modem_is_a_metered_link(tmp_path: Path, facts: dict[str, Any], is_mob
     assert (board.why_not() == "the link is metered") is is_mobile
 
 
+def test_a_modem_that_only_ipv6_leaves_by_is_metered_too(tmp_path: Path) -> None:
+    board, zero = Board(tmp_path, unmetered_link=True), "0" * 32
+    own = f"fe800000{'0' * 24} 40 {zero} 00 {zero} 00000100 00000001 00000000 00000001 eth0"
+    refused = f"{zero} 00 {zero} 00 {zero} ffffffff 00000001 00000000 00200200 lo"
+    board.tree.write("proc/net/ipv6_route", f"{own}\n{refused}")
+    board.tree.write("sys/class/net/wwan0/uevent", "DEVTYPE=wwan")
+    assert board.why_not() is None, "no route at all"
+    route = f"{zero} 00 {zero} 00 {'fe80'.ljust(32, '1')} 00000400 00000003 00000000 00000003 wwan0"
+    board.tree.write("proc/net/ipv6_route", f"{own}\n{refused}\n{route}")
+    assert board.why_not() == "the link is metered"
+
+
 BUSCTL = """#!/bin/sh
 test "$*" = "--system get-property org.freedesktop.NetworkManager /org/freedesktop/NetworkManager \\
 org.freedesktop.NetworkManager Metered" && cat {}

@@ -123,7 +123,7 @@ def test_an_engine_that_was_told_is_taken_or_the_round_declined(tmp_path: Path) 
     unlimited = load_profile("generic-x86-64").model_copy(update={"engine_memory_mib": None})
     run(Trainer(settings, unlimited), TASK, GRAPH, WEIGHTS)
     assert not (tmp_path / "state" / "engine.json").exists(), "there is nothing to try"
-    run(trainer(tmp_path, engine="onnx"), TASK, GRAPH, WEIGHTS)
+    run(Trainer(settings, unlimited.model_copy(update={"engine_memory_mib": 256})), TASK, GRAPH, WEIGHTS)
     assert choice(tmp_path)["engine"] == "onnx", "whether it fits into the profile's limit is tried"
     with pytest.raises(UnsuitableEngineError, match="the coordinator sent no training graph"):
         run(trainer(tmp_path, engine="onnx"), TASK, {}, WEIGHTS)
