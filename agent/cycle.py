@@ -319,13 +319,13 @@ class Cycle:
         """
         self._sitting_out.require_room(plan)
         task = RoundTask.of(plan)
+        require_key(plan)  # Before the price: dummies do not hide how long that takes.
         weights = task.weights_from(model.weights)
         require_finite(weights)
         task.release.require_derived(weights)
         prices = admit(
             task, self._records, self._state.ledger, self._dataset, self._limits, now=self._clock.unix()
         )
-        require_key(plan)
         return task, prices
 
     def _sit_out(self, announced: Announced, model: Model, reason: str, began_at: float) -> None:
@@ -374,9 +374,10 @@ class Cycle:
 
     def _take_prepared(self, admitted: _Admitted) -> None:
         announced, plan = admitted.announced, admitted.task.plan
+        priced_s = admitted.asked_at - admitted.began_at
         if announced is not self._announcements.current:
             admitted.answer.exception()  # Another round has begun.
-            self._sitting_out.rest(admitted.began_at)
+            self._sitting_out.rest(plan, admitted.began_at, priced_s)
             return
         why_not = announced.why_not
         try:
@@ -389,13 +390,13 @@ class Cycle:
                 # Its deadline may have been put off meanwhile.
                 require_time_left(announced.plan, self._clock.unix(), ends_at - self._clock.monotonic())
         except TooLate as error:
-            self._sitting_out.decline_late(announced, why_not or str(error), admitted.began_at)
+            self._sitting_out.decline_late(announced, why_not or str(error), admitted.began_at, priced_s)
             return
         except DpagentError as error:
             if admitted.is_decided:
                 self._try_again(announced, str(error))
             else:
-                self._sitting_out.decline(announced, why_not or str(error), admitted.began_at)
+                self._sitting_out.decline(announced, why_not or str(error), admitted.began_at, priced_s)
             return
         if not admitted.is_decided:
             if why_not is None:

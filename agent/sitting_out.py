@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _REST: Final = 9.0
 """After a decision that took t seconds and led to no charge, the next one waits at least this many times t: a
 coordinator whose plans are slow to price takes a tenth of the board's time, not all of it. Not where dummies
-hide the decline and leave as an update would: the rest would show in the round after."""
+leave as an update would; see also :meth:`SittingOut.rest`."""
 
 
 class SittingOut:
@@ -85,18 +85,19 @@ class SittingOut:
         log_expired(self._state.expire_other_rounds(job, plan.round, self._clock.unix()))
         self._state.forget_other_jobs(job)
 
-    def decline(self, announced: Announced, reason: str, began_at: float) -> None:
+    def decline(self, announced: Announced, reason: str, began_at: float, priced_s: float = 0.0) -> None:
         """Decline a round without knowing how long training would take; its dummies leave after one slot.
 
         Args:
             announced: the round.
             reason: for the owner.
             began_at: when the decision began (monotonic seconds).
+            priced_s: what of it was spent on the price, in seconds.
         """
         dummies = self._dummies(announced.plan)
         self._settle(announced, reason, dummies)
         self._schedule(announced, Slots(self._publisher.first_slot(began_at), 1), dummies)
-        self.rest(began_at)
+        self.rest(announced.plan, began_at, priced_s)
 
     def decline_after(self, announced: Announced, reason: str) -> None:
         """Decline a round at the end of the time that its training would have had; its dummies leave now.
@@ -114,19 +115,28 @@ class SittingOut:
         """Whether the device is sitting a round out, and no other has replaced it."""
         return self._state.sitting_out(plan.job.hex(), plan.round) is not None
 
-    def decline_late(self, announced: Announced, reason: str, began_at: float) -> None:
+    def decline_late(self, announced: Announced, reason: str, began_at: float, priced_s: float = 0.0) -> None:
         """Decline a round for its deadline alone, in silence; see :meth:`decline`."""
         self._settle(announced, reason, [])
-        self.rest(began_at)
+        self.rest(announced.plan, began_at, priced_s)
 
-    def rest(self, began_at: float) -> None:
+    def rest(self, plan: Plan, began_at: float, priced_s: float = 0.0) -> None:
         """Let no decision begin for several times as long as the last one took, which led to no charge.
 
+        Where dummies hide that a device sits out, the rest ends as if there had been no price, which a device
+        may have declined before, and at a point of the grid: one plan a period is priced at most.
+
         Args:
-            began_at: when it began (monotonic seconds).
+            plan: that was decided on.
+            began_at: when the decision began (monotonic seconds).
+            priced_s: what of it was spent on the price, in seconds.
         """
-        now = self._clock.monotonic()
-        self._announcements.wait_until(now + _REST * (now - began_at))
+        took_s = self._clock.monotonic() - began_at
+        if self.hides(plan):
+            ends_at = self._publisher.first_slot(began_at + (1 + _REST) * (took_s - priced_s))
+        else:
+            ends_at = began_at + (1 + _REST) * took_s
+        self._announcements.wait_until(ends_at)
 
     def give_up(self, announced: Announced, reason: str) -> None:
         """Give up a round that is charged, or being sat out, and of which nothing has left."""

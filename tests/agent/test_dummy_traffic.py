@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from devices import PERIOD_S, Device, open_device
 from fleets import make_plan, terms
 from ledgers import DATASET
 
+from agent.announcements import Phase
 from agent.limits import BeyondLimitError
 from agent.publisher import sealed_for
 from agent.rounds import RoundState
+from agent.worker import Order, Prepared, WorkerError
 from dpagent.protocol.codec import MessageError, decode
 from dpagent.protocol.dummies import MAX_DUMMIES
 from dpagent.protocol.fragments import receipt_digest
@@ -382,3 +385,75 @@ def test_dummies_of_many_rounds_repeat_no_id_and_fill_no_disk(
         seen |= {row[1] for row in rows}
     assert len(seen) == 3 * RoundTask.of(make_plan()).release.blocks
     assert "expired" not in caplog.text
+
+
+PRICE_S, TRIAL_S = 0.19 * PERIOD_S, 0.05 * PERIOD_S
+NEXT = make_plan(job=b"n" * 16, deadline=1e9, compute_slot_s=PERIOD_S)
+
+
+def begins_after(
+    directory: Path, ending: str, trial_s: float, limits: dict[str, Any], grid: float
+) -> tuple[float, int]:
+    """When the slots of a round begin, in seconds since the plan before it, which led to no charge; and how
+    many plans were priced."""
+    directory.mkdir()
+    priced: set[bytes] = set()
+    with open_device(directory, limits=ON["limits"] | limits) as device:
+        device.give()
+        admit, at_once, publisher = device.cycle._admit, device.worker.prepare, device.cycle._publisher
+        unanswered: list[tuple[float, Future[Prepared], Future[Prepared]]] = []
+
+        def slow_admit(plan: Plan, model: Any) -> Any:
+            answer = admit(plan, model)
+            if plan.job not in priced:
+                priced.add(plan.job)
+                device.clock.advance(PRICE_S)
+            return answer
+
+        def slow_prepare(order: Order) -> Future[Prepared]:
+            unanswered.append((device.clock.monotonic() + trial_s, Future(), at_once(order)))
+            return unanswered[-1][1]
+
+        def pass_time(seconds: float) -> None:
+            until = device.clock.monotonic() + seconds
+            while device.clock.monotonic() < until:
+                device.clock.advance(TRIAL_S / 20)
+                if unanswered and device.clock.monotonic() >= unanswered[0][0]:
+                    _, future, answer = unanswered.pop(0)
+                    if ending == "fails" and answer is first:
+                        future.set_exception(WorkerError("the training process ended"))
+                    else:
+                        future.set_result(answer.result())
+                device.cycle.advance()
+
+        device.cycle._admit, device.worker.prepare = slow_admit, slow_prepare  # type: ignore[method-assign]
+        publisher._epoch = device.clock.monotonic() - grid * PERIOD_S
+        began_at, plan = device.clock.monotonic(), NEXT.model_copy(update={"job": JOB})
+        device.take_plan(plan)
+        device.cycle.advance()
+        first = unanswered[0][2]
+        if ending == "is too late":
+            device.take_plan(plan.model_copy(update={"deadline": device.clock.unix() + 2e-3}))
+        if ending == "is replaced":
+            device.take_plan(NEXT)
+        pass_time(began_at + trial_s + 1.1 * PRICE_S - device.clock.monotonic())
+        device.take_plan(plan if ending == "is replaced" else NEXT)
+        announced = device.announcements.current
+        assert announced is not None
+        while announced.phase is not Phase.TRAIN:
+            pass_time(PERIOD_S / 10)
+        return announced.begins_at - began_at, len(priced)
+
+
+@pytest.mark.parametrize("trial_s", [TRIAL_S, TRIAL_S / 30], ids=["short price", "long price"])
+@pytest.mark.parametrize("ending", ["is replaced", "fails", "is too late"])
+def test_a_price_does_not_show_in_the_round_after_one_that_led_to_no_charge(
+    tmp_path: Path, ending: str, trial_s: float
+) -> None:
+    """Nine times as long, it did: who declines before the price was ready sooner by that."""
+    for number in range(6):
+        grid, times = number / 6, {}
+        for name, limits in (("prices", {}), ("declines", {"maximum_sampling_rate": 0.01})):
+            times[name], priced = begins_after(tmp_path / f"{name}{number}", ending, trial_s, limits, grid)
+            assert (priced > 0) is (name == "prices")
+        assert times["prices"] == pytest.approx(times["declines"], abs=1e-3 * PERIOD_S), grid
