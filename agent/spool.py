@@ -111,8 +111,11 @@ class Spool:
 
     def next_due_at(self) -> float | None:
         """Due time of the next fragment."""
-        row = self._connection.execute(f"SELECT min(due_at) FROM fragments WHERE {_PENDING}").fetchone()
-        return None if row[0] is None else float(row[0])
+        row = self._connection.execute(
+            f"SELECT due_at FROM fragments JOIN messages USING (digest) WHERE {_PENDING}"
+            " ORDER BY due_at LIMIT 1"
+        ).fetchone()
+        return None if row is None else float(row[0])
 
     def due(self, now: float, limit: int) -> list[SpooledFragment]:
         """Up to ``limit`` due fragments, earliest first."""
