@@ -6,7 +6,6 @@ stand over the file, options over variables. The library reads no environment by
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -198,6 +197,8 @@ def _hint(override: Override, known: Collection[tuple[str, ...]]) -> str:
         return f" {now} took its place."
     if is_variable and _OF_KUBERNETES.search(override.source):
         return " Kubernetes names services like that: set enableServiceLinks: false."
+    import difflib  # A daemon keeps what it imports.
+
     near = difflib.get_close_matches(
         dotted(override.key).lower(), [dotted(key) for key in known], n=1, cutoff=0.7
     )

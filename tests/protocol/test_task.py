@@ -142,7 +142,7 @@ LITTLE_SLACK = {"accumulation_slack": math.nextafter(FLOAT64_SLACK, 0.0)}
         ({"model": {"architecture": bytes(32)}}, "built differently"),
         ({"model": {"parameters": 9_929}}, "built differently"),
         ({"clipping": {"norms": [1.0, 1.0], "shares": [0.5, 0.5]}}, "3 layers, 2 clip norms"),
-        ({"clipping": {"shares": [0.9]}}, "add up to 0.9"),
+        ({"clipping": {"shares": [0.9]}}, "the share of the only layer is 0.9; expected 1"),
         ({"mechanism": {"name": "laplace"}}, "'laplace'"),
         ({"mechanism": {"parameters": {"resolution": 255}}}, "resolution is 255"),
         ({"mechanism": {"parameters": {"resolution": 1_048_577}}}, "resolution is 1048577"),
