@@ -63,16 +63,16 @@ def test_as_many_processes_are_taken_as_pay(
 
 
 def test_no_more_processes_are_taken_than_fit_into_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How much each takes depends on what this process has in memory: some 28, 43 and 63 MiB for this model."""
+    """What each takes depends on what this process has in memory: some 28, 43 and 63 MiB for this model."""
     monkeypatch.setattr(calibration._Lot, "seconds", _as_if_more_paid(calibration._Lot.seconds))
-    before = children()
+    before, reasons = children(), set()
 
     def chosen(limit: int | None, processes: int = 3) -> int:
         try:
             given = bench(**SENSORS, processes=processes, memory_mib=limit)
             engine, (trial,) = choose_engine(given, ["numpy"])
         except UnsuitableEngineError as error:
-            assert f"engine_memory_mib of the profile is {limit}" in str(error)
+            reasons.add(str(error).rpartition("; ")[2])
             return 0
         assert engine.processes == trial.processes
         if isinstance(engine, ParallelEngine):
@@ -84,6 +84,7 @@ def test_no_more_processes_are_taken_than_fit_into_the_memory(monkeypatch: pytes
     found = [chosen(limit) for limit in range(12, 96, 8)]
     assert set(found) == {0, 1, 2, 3}
     assert found == sorted(found)
+    assert "engine_memory_mib of the profile is 1" in reasons
     assert children() == before
 
 
