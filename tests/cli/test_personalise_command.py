@@ -79,8 +79,8 @@ def test_a_worse_model_is_not_kept(tmp_path: Path) -> None:
     config = board(tmp_path)
     weights = LocalSgd(600, 32, 0.1, 1e6).train(NumpyEngine(SPEC), SPEC.initial_weights(0), digits(0, 50))
     (tmp_path / "state" / "model.onnx").write_bytes(export_onnx(SPEC, weights, metadata=ABOUT))
-    # It knows every digit of the board, until 25 steps at a rate that makes it forget: of 40 runs, none knew more
-    # than 68 % of them then. Three steps may move nothing, since it is sure of them all.
+    # It knows every digit of the board, until 25 steps at a rate that makes it forget: of 40 runs, none knew
+    # more than 68 % of them then. Three steps may move nothing, since it is sure of them all.
     result = personalise(config, "--layers", "all", "--epochs", "10", "--learning-rate", "10")
     assert result.returncode == 0, result.stderr
     assert "100.0 % before" in result.stdout
