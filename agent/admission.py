@@ -151,7 +151,8 @@ def _price(task: RoundTask, priced: Priced, ledger: Ledger, name: str, limits: L
         require_price(job_epsilon, limits)
     _require_noise_as_priced(plan, mechanism, job_epsilon)
     so_far = price_after(spent, [mechanism.event], plan.delta)
-    most = job_epsilon + GRID_TOLERANCE * max(1.0, job_epsilon) if is_on_a_grid else job_epsilon
+    # No more than a replay of the ledger takes, or the device would refuse its own at the next start.
+    most = job_epsilon * (1 + GRID_TOLERANCE) if is_on_a_grid else job_epsilon
     if not so_far <= most:
         raise Declined(
             f"round {plan.round} would bring the job to ε = {so_far:.4g} at its δ; it reserved "

@@ -25,7 +25,7 @@ from dpagent.storage import StateDirectory, disk_errors, open_database, require_
 from dpagent.wording import counted
 
 _PAGE_BYTES: Final = 1024
-"""A third of the bytes that a round writes with pages of 4096 (``benchmarks/agent_footprint.py``)."""
+"""A third of what a round of the demo wrote with pages of 4096; see ``benchmarks/agent_memory.py``."""
 _NOTES_S: Final = 2.0
 """What is noted waits no longer to be written."""
 RESTORED = "`dpagent budget restored`"
