@@ -36,10 +36,10 @@ from agent.limit_settings import LimitSettings
 from agent.limits import require_training_time, require_within
 from agent.publisher import Publisher, Slots
 from agent.rounds import RoundState
-from agent.sitting_out import SittingOut
+from agent.sitting_out import Decision, SittingOut
 from agent.spool import SpooledFragment
 from agent.state import AgentState
-from agent.worker import Order, Prepared, Trains, Update, UsedProcessError, said
+from agent.worker import Order, Prepared, Trains, Update, UsedProcessError, said, spent_on
 from dpagent import faults
 from dpagent.clock import Clock
 from dpagent.errors import DpagentError
@@ -75,7 +75,8 @@ class _Admitted:
     task: RoundTask
     prices: tuple[Price, ...]
     """To be charged; none: it is charged already, or is sat out."""
-    began_at: float
+    decision: Decision
+    """As far as it has come: until the training process was asked."""
     asked_at: float
     answer: Future[Prepared]
     is_decided: bool
@@ -288,19 +289,19 @@ class Cycle:
     # The device decides. It has read no record.
 
     def _decide(self, announced: Announced, model: Model) -> None:
-        began_at = self._clock.monotonic()
+        so_far = self._sitting_out.decision()
         try:
             task, prices = self._admit(announced.plan, model)
         except TooLate as error:
-            self._sitting_out.decline_late(announced, str(error), began_at)
+            self._sitting_out.decline_late(announced, str(error), so_far())
         except DpagentError as error:
-            self._sit_out(announced, model, str(error), began_at)
+            self._sit_out(announced, model, str(error), so_far())
         except Exception as error:
             # No plan ends the agent.
             log.debug("the details", exc_info=True)
-            self._sit_out(announced, model, said(error), began_at)
+            self._sit_out(announced, model, said(error), so_far())
         else:
-            self._prepare(announced, task, prices, model, began_at)
+            self._prepare(announced, task, prices, model, so_far())
 
     def _refuse_model(self, announced: Announced, reason: str) -> None:
         """Sit out a round whose model is not fetched."""
@@ -309,7 +310,7 @@ class Cycle:
         if announced.phase is Phase.REPEAT:  # The device's limits have changed since.
             self._sitting_out.give_up(announced, reason)
         else:
-            self._sitting_out.decline(announced, reason, now)
+            self._sitting_out.decline(announced, reason, Decision(now))
 
     def _admit(self, plan: Plan, model: Model) -> tuple[RoundTask, tuple[Price, ...]]:
         """The prices of a round.
@@ -328,7 +329,7 @@ class Cycle:
         )
         return task, prices
 
-    def _sit_out(self, announced: Announced, model: Model, reason: str, began_at: float) -> None:
+    def _sit_out(self, announced: Announced, model: Model, reason: str, decision: Decision) -> None:
         """Decline a round; where dummies hide that, once it is known how many slots training would take."""
         if self._sitting_out.hides(announced.plan):
             try:
@@ -337,9 +338,9 @@ class Cycle:
                 log.debug("no device can run it", exc_info=True)
             else:
                 announced.why_not = reason
-                self._prepare(announced, task, (), model, began_at)
+                self._prepare(announced, task, (), model, decision)
                 return
-        self._sitting_out.decline(announced, reason, began_at)
+        self._sitting_out.decline(announced, reason, decision)
 
     def _repeat(self, announced: Announced, model: Model) -> None:
         """Run a charged round again, or the rehearsal of one that is sat out: nothing of it has left."""
@@ -354,13 +355,13 @@ class Cycle:
         elif not self._sitting_out.hides(announced.plan):  # So have they here.
             self._sitting_out.give_up(announced, announced.why_not)
             return
-        self._prepare(announced, task, (), model, self._clock.monotonic(), is_decided=True)
+        self._prepare(announced, task, (), model, Decision(self._clock.monotonic()), is_decided=True)
 
     # The training process prepares the round. It has read no record either.
 
     def _prepare(
         self, announced: Announced, task: RoundTask, prices: tuple[Price, ...], model: Model,
-        began_at: float, *, is_decided: bool = False,
+        decision: Decision, *, is_decided: bool = False,
     ) -> None:  # fmt: skip
         announced.phase = Phase.PREPARE
         failure = announced.failure if announced.attempts >= _ATTEMPTS else None
@@ -370,19 +371,18 @@ class Cycle:
         )
         self._worked_at = self._clock.monotonic()
         self._answers_by = self._worked_at + self._limits.maximum_training_s
-        self._at_work = _Admitted(announced, task, prices, began_at, self._worked_at, answer, is_decided)
+        self._at_work = _Admitted(announced, task, prices, decision, self._worked_at, answer, is_decided)
 
     def _take_prepared(self, admitted: _Admitted) -> None:
         announced, plan = admitted.announced, admitted.task.plan
-        priced_s = admitted.asked_at - admitted.began_at
-        if announced is not self._announcements.current:
-            admitted.answer.exception()  # Another round has begun.
-            self._sitting_out.rest(plan, admitted.began_at, priced_s)
+        share = self._governor.processor_share
+        decision = admitted.decision._replace(prepared_s=spent_on(admitted.answer) / share)
+        if announced is not self._announcements.current:  # Another round has begun.
+            self._sitting_out.rest(plan, decision)
             return
         why_not = announced.why_not
         try:
-            share = self._governor.processor_share
-            longest_s, took_s = (seconds / share for seconds in admitted.answer.result())
+            longest_s, took_s, _ = (seconds / share for seconds in admitted.answer.result())
             require_training_time(longest_s, self._limits)
             slots = self._slots(admitted, longest_s, took_s)
             if not admitted.is_decided:
@@ -390,13 +390,13 @@ class Cycle:
                 # Its deadline may have been put off meanwhile.
                 require_time_left(announced.plan, self._clock.unix(), ends_at - self._clock.monotonic())
         except TooLate as error:
-            self._sitting_out.decline_late(announced, why_not or str(error), admitted.began_at, priced_s)
+            self._sitting_out.decline_late(announced, why_not or str(error), decision)
             return
         except DpagentError as error:
             if admitted.is_decided:
                 self._try_again(announced, str(error))
             else:
-                self._sitting_out.decline(announced, why_not or str(error), admitted.began_at, priced_s)
+                self._sitting_out.decline(announced, why_not or str(error), decision)
             return
         if not admitted.is_decided:
             if why_not is None:
@@ -418,11 +418,12 @@ class Cycle:
 
     def _slots(self, admitted: _Admitted, longest_s: float, took_s: float) -> Slots:
         """The time that training has, or would have had the device admitted the round."""
+        began_at = admitted.decision.began_at
         prepared_at = max(self._clock.monotonic(), admitted.asked_at + _BESIDE_A_LOOK * took_s)
         if admitted.announced.why_not is not None:
             # A plan that is declined may have been slow to price; one that is run is priced once.
-            prepared_at -= admitted.asked_at - admitted.began_at
-        begins_at = max(self._publisher.first_slot(admitted.began_at), self._publisher.grid_time(prepared_at))
+            prepared_at -= admitted.asked_at - began_at
+        begins_at = max(self._publisher.first_slot(began_at), self._publisher.grid_time(prepared_at))
         return Slots(begins_at, self._publisher.slots_for(admitted.task.plan, longest_s))
 
     def _charge(self, task: RoundTask, prices: Sequence[Price]) -> None:

@@ -163,8 +163,7 @@ class Sensors:
         except OSError:
             return
         for number in numbers:
-            # The name, in brackets, may hold anything.
-            fields = (text_in(self.root / f"proc/{number}/stat") or "").rpartition(")")[2].split()
+            fields = _stat_of(self.root / "proc", number)
             if len(fields) > 14:
                 parents[number] = int(fields[1])
                 ticks[number] = sum(map(int, fields[11:15]))
@@ -176,6 +175,24 @@ class Sensors:
                 place = parents.get(place)
             if place == ancestor:
                 yield number, ticks[number]
+
+
+def processor_s_of(process: int, *, with_children: bool) -> float:
+    """Processor time so far of a process, in seconds; also of one that has ended and is not waited for yet.
+
+    Args:
+        process: its id.
+        with_children: whether that of children which it has waited for counts, too.
+    """
+    fields = _stat_of(Path("/proc"), process)
+    ticks = sum(map(int, fields[11 : 15 if with_children else 13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _stat_of(proc: Path, process: int) -> list[str]:
+    """The fields of proc_pid_stat(5) from the third on; none if there is no such process."""
+    # The name, in brackets, may hold anything.
+    return (text_in(proc / f"{process}/stat") or "").rpartition(")")[2].split()
 
 
 def text_in(file: Path) -> str | None:

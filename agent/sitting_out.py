@@ -12,7 +12,8 @@ that round alone is decided on again when its deadline is put off.
 from __future__ import annotations
 
 import logging
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from agent.admission import may_send
 from agent.announcements import Announced, Announcements, Phase, log_expired
@@ -28,9 +29,26 @@ from dpagent.protocol.messages import Plan
 log = logging.getLogger(__name__)
 
 _REST: Final = 9.0
-"""After a decision that took t seconds and led to no charge, the next one waits at least this many times t: a
-coordinator whose plans are slow to price takes a tenth of the board's time, not all of it. Not where dummies
-leave as an update would; see also :meth:`SittingOut.rest`."""
+"""After a decision that took t seconds of processor time and led to no charge, the next one waits at least
+this many times t: a coordinator whose plans are slow to price takes a tenth of the board's time, not all of
+it. Not where dummies leave as an update would; see also :meth:`SittingOut.rest`."""
+
+
+class Decision(NamedTuple):
+    """What it took to decide on a round that was not charged. Public: it has read no record.
+
+    It counts processor time alone: a look at the data may want the same core meanwhile, and what that adds by
+    the clock is a matter of records.
+
+    Attributes:
+        began_at: monotonic seconds.
+        priced_s: processor time of the price, in seconds.
+        prepared_s: processor time of the training process and its forks, in seconds.
+    """
+
+    began_at: float
+    priced_s: float = 0.0
+    prepared_s: float = 0.0
 
 
 class SittingOut:
@@ -73,6 +91,11 @@ class SittingOut:
         """
         require_room_for_job(self._state.jobs_beside(plan.job.hex()), self._limits)
 
+    def decision(self) -> Callable[[], Decision]:
+        """What a decision that begins now has taken so far, whenever that is asked."""
+        began_at, before_s = self._clock.monotonic(), self._clock.processor()
+        return lambda: Decision(began_at, self._clock.processor() - before_s)
+
     def begin(self, announced: Announced, reason: str) -> None:
         """Sit out a round of which it is known how long training would take."""
         plan = announced.plan
@@ -85,19 +108,18 @@ class SittingOut:
         log_expired(self._state.expire_other_rounds(job, plan.round, self._clock.unix()))
         self._state.forget_other_jobs(job)
 
-    def decline(self, announced: Announced, reason: str, began_at: float, priced_s: float = 0.0) -> None:
+    def decline(self, announced: Announced, reason: str, decision: Decision) -> None:
         """Decline a round without knowing how long training would take; its dummies leave after one slot.
 
         Args:
             announced: the round.
             reason: for the owner.
-            began_at: when the decision began (monotonic seconds).
-            priced_s: what of it was spent on the price, in seconds.
+            decision: that it took.
         """
         dummies = self._dummies(announced.plan)
         self._settle(announced, reason, dummies)
-        self._schedule(announced, Slots(self._publisher.first_slot(began_at), 1), dummies)
-        self.rest(announced.plan, began_at, priced_s)
+        self._schedule(announced, Slots(self._publisher.first_slot(decision.began_at), 1), dummies)
+        self.rest(announced.plan, decision)
 
     def decline_after(self, announced: Announced, reason: str) -> None:
         """Decline a round at the end of the time that its training would have had; its dummies leave now.
@@ -115,12 +137,12 @@ class SittingOut:
         """Whether the device is sitting a round out, and no other has replaced it."""
         return self._state.sitting_out(plan.job.hex(), plan.round) is not None
 
-    def decline_late(self, announced: Announced, reason: str, began_at: float, priced_s: float = 0.0) -> None:
+    def decline_late(self, announced: Announced, reason: str, decision: Decision) -> None:
         """Decline a round for its deadline alone, in silence; see :meth:`decline`."""
         self._settle(announced, reason, [])
-        self.rest(announced.plan, began_at, priced_s)
+        self.rest(announced.plan, decision)
 
-    def rest(self, plan: Plan, began_at: float, priced_s: float = 0.0) -> None:
+    def rest(self, plan: Plan, decision: Decision) -> None:
         """Let no decision begin for several times as long as the last one took, which led to no charge.
 
         Where dummies hide that a device sits out, the rest ends as if there had been no price, which a device
@@ -128,14 +150,13 @@ class SittingOut:
 
         Args:
             plan: that was decided on.
-            began_at: when the decision began (monotonic seconds).
-            priced_s: what of it was spent on the price, in seconds.
+            decision: that it took.
         """
-        took_s = self._clock.monotonic() - began_at
+        began_at, priced_s, prepared_s = decision
         if self.hides(plan):
-            ends_at = self._publisher.first_slot(began_at + (1 + _REST) * (took_s - priced_s))
+            ends_at = self._publisher.first_slot(began_at + (1 + _REST) * prepared_s)
         else:
-            ends_at = began_at + (1 + _REST) * took_s
+            ends_at = began_at + (1 + _REST) * (priced_s + prepared_s)
         self._announcements.wait_until(ends_at)
 
     def give_up(self, announced: Announced, reason: str) -> None:

@@ -36,6 +36,7 @@ from agent.brake import Brake
 from agent.decoding import COUNTS_AFTER_S
 from agent.profile import Profile
 from agent.rows import RowStore
+from agent.sensors import processor_s_of
 from agent.settings import AgentSettings
 from dpagent.errors import DpagentError, StorageError
 from dpagent.protocol.messages import Plan
@@ -57,7 +58,15 @@ MORE_NICENESS: Final = 5
 
 
 class WorkerError(DpagentError):
-    """The training process cannot do what it was asked, or has ended; the text gives the reason."""
+    """The training process cannot do what it was asked, or has ended; the text gives the reason.
+
+    Attributes:
+        spent_s: processor time that it has spent on it, with its forks, in seconds. Of a preparation: public.
+    """
+
+    def __init__(self, reason: str, spent_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.spent_s = spent_s
 
 
 class UsedProcessError(WorkerError):
@@ -90,10 +99,12 @@ class Prepared(NamedTuple):
     Attributes:
         longest_s: the time that training takes with the largest lot, by a trial with made-up records. Public.
         took_s: processor time of the preparation, which a look beside it does not lengthen. Public.
+        tried_s: processor time of forks that have tried engines for it. Public.
     """
 
     longest_s: float
     took_s: float = 0.0
+    tried_s: float = 0.0
 
 
 class Update(NamedTuple):
@@ -182,14 +193,16 @@ class Failed:
     Attributes:
         reason: in words.
         is_of_use: whether only this process's past is against it.
+        spent_s: as of :class:`WorkerError`.
     """
 
     reason: str
     is_of_use: bool = False
+    spent_s: float = 0.0
 
     def error(self) -> WorkerError:
         """What the one who asked is to see."""
-        return (UsedProcessError if self.is_of_use else WorkerError)(self.reason)
+        return (UsedProcessError if self.is_of_use else WorkerError)(self.reason, self.spent_s)
 
 
 class Worker:
@@ -296,7 +309,9 @@ class _Process:
             self._connection = Connection(ours.detach())
         self._asked: list[Future[Any]] = []
         self._lock = threading.Lock()
-        self._is_over = False
+        self._is_over, self._has_read = False, False
+        self._spent_before_s = self._spent_s = 0.0
+        """Until the last round was to be prepared, and from then to its end."""
         self.ended_at = -math.inf
         """When it had ended (monotonic)."""
         self._questions: queue.SimpleQueue[Start | Order | Look | _NoMore | None] = queue.SimpleQueue()
@@ -317,6 +332,10 @@ class _Process:
             if self._is_over:
                 answer.set_exception(self._ended())
                 return answer
+            if isinstance(question, Order):
+                self._spent_before_s = self._processor_s()
+            else:
+                self._has_read = True
             self._asked.append(answer)
             self._questions.put(question)
         return answer
@@ -350,6 +369,7 @@ class _Process:
             pass
         finally:
             self.brake.let_go()
+            self._spent_s = self._processor_s() - self._spent_before_s
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_HANGING_UP_S)  # Its own exit code says why.
             self._process.kill()
@@ -361,11 +381,15 @@ class _Process:
             for answer in left:
                 answer.set_exception(self._ended())
 
+    def _processor_s(self) -> float:
+        """What it has computed so far, and the children that it has waited for, unless one may be a look."""
+        return processor_s_of(self._process.pid, with_children=not self._has_read)
+
     def _ended(self) -> WorkerError:
         code = self._process.wait()
         how = f"exit code {code}" if code >= 0 else f"signal {-code}"
         hint = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
-        return WorkerError(f"the training process ended: {how}{hint}")
+        return WorkerError(f"the training process ended: {how}{hint}", max(self._spent_s, 0.0))
 
 
 def child_environment() -> dict[str, str]:
@@ -373,6 +397,18 @@ def child_environment() -> dict[str, str]:
     runs in, whose folders may be called like the packages. It does not keep its memory."""
     kept = {key: value for key, value in os.environ.items() if key not in _MEMORY}
     return kept | {"PYTHONPATH": os.pathsep.join(place or str(Path.cwd()) for place in sys.path)}
+
+
+def spent_on(answer: Future[Prepared]) -> float:
+    """Processor time of a preparation, however it ended, in seconds. Public.
+
+    Args:
+        answer: that has come.
+    """
+    if (error := answer.exception()) is not None:
+        return error.spent_s if isinstance(error, WorkerError) else 0.0
+    prepared = answer.result()
+    return prepared.took_s + prepared.tried_s
 
 
 def said(error: Exception) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import resource
 import signal
 import sys
 import threading
@@ -71,32 +72,66 @@ def serve(connection: Connection) -> None:
     logging.basicConfig(level=start.log_level, handlers=[answers], format="%(message)s")
     trainer: Trainer | None = None
     work: Work | None = None
+    has_worked = False
     while True:
         question: Order | Look | None = questions.next()
+        spent = _Spent(trainer, has_worked=has_worked)
         try:
             trainer = trainer or Trainer(start.settings, start.profile)
             if isinstance(question, Look):
                 _look(trainer)
                 answers.send(question)
             elif question is not None:
-                work, began, elsewhere_s = None, time.process_time(), trainer.elsewhere_s
+                work = None
                 task = RoundTask.of(question.plan)
                 weights = task.weights_from(question.weights)
                 work = trainer.prepare(
                     task, question.assets, weights,
                     failure=question.failure, is_rehearsal=question.is_rehearsal,
                 )  # fmt: skip
-                took_s = time.process_time() - began + max(trainer.elsewhere_s - elsewhere_s, 0.0)
-                answers.send(Prepared(work.longest_s, took_s))
+                answers.send(Prepared(work.longest_s, spent.here_s(trainer), spent.by_ended_s()))
             else:
                 assert work is not None  # the agent asks for an update once a round is prepared
+                has_worked = True
                 trainer.try_no_engines()  # From here on, this process tells of records.
                 answers.send(trainer.noisy_update(work))
         except UsedProcessError as error:
-            answers.send(Failed(said(error), is_of_use=True))
+            answers.send(Failed(said(error), is_of_use=True, spent_s=spent.in_all_s(trainer)))
         except Exception as error:
             log.debug("the details", exc_info=True)
-            answers.send(Failed(said(error)))
+            answers.send(Failed(said(error), spent_s=spent.in_all_s(trainer)))
+
+
+class _Spent:
+    """Processor time from now on, which no other program lengthens.
+
+    Args:
+        trainer: whose engine may compute in other processes; None: there is none yet.
+        has_worked: whether this process may have begun a look at the data. What that takes does not count.
+    """
+
+    def __init__(self, trainer: Trainer | None, *, has_worked: bool) -> None:
+        self._has_worked = has_worked
+        self._here_s, self._elsewhere_s = time.process_time(), 0.0 if trainer is None else trainer.elsewhere_s
+        self._by_ended_s = _by_ended_s()
+
+    def here_s(self, trainer: Trainer | None) -> float:
+        """Of this process and those that compute with it."""
+        elsewhere_s = 0.0 if trainer is None else trainer.elsewhere_s
+        return time.process_time() - self._here_s + max(elsewhere_s - self._elsewhere_s, 0.0)
+
+    def by_ended_s(self) -> float:
+        """Of forks that have ended, as those do in which engines are tried."""
+        return 0.0 if self._has_worked else _by_ended_s() - self._by_ended_s
+
+    def in_all_s(self, trainer: Trainer | None) -> float:
+        """Of all of them."""
+        return self.here_s(trainer) + self.by_ended_s()
+
+
+def _by_ended_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _look(trainer: Trainer) -> None:

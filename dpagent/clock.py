@@ -1,4 +1,4 @@
-"""The two clocks of a program, as an argument of everything that waits, so that tests can move them."""
+"""The clocks of a program, as an argument of everything that waits or counts, so that tests can move them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ class Clock(Protocol):
     def unix(self) -> float:
         """Seconds since 1970 on the board's clock, which can be wrong and can jump."""
 
+    def processor(self) -> float:
+        """Seconds that the calling thread has computed; what other programs take lengthens none of them."""
+
 
 class SystemClock:
     """The operating system's clocks."""
@@ -26,3 +29,7 @@ class SystemClock:
     def unix(self) -> float:
         """See :class:`Clock`."""
         return time.time()
+
+    def processor(self) -> float:
+        """See :class:`Clock`."""
+        return time.thread_time()

@@ -18,7 +18,7 @@ class MovableClock:
     """
 
     def __init__(self, unix: float | None = None) -> None:
-        self._monotonic = 1_000.0
+        self._monotonic, self._processor = 1_000.0, 0.0
         self._unix = time.time() if unix is None else unix
 
     def monotonic(self) -> float:
@@ -27,10 +27,18 @@ class MovableClock:
     def unix(self) -> float:
         return self._unix
 
+    def processor(self) -> float:
+        return self._processor
+
     def advance(self, seconds: float) -> None:
-        """Let time pass, on both clocks."""
+        """Let time pass, in which nothing is computed."""
         self._monotonic += seconds
         self._unix += seconds
+
+    def compute(self, seconds: float) -> None:
+        """Let so much processor time pass, while nothing else wants the processor."""
+        self._processor += seconds
+        self.advance(seconds)
 
     def set_by(self, seconds: float) -> None:
         """Let somebody set the board's clock."""
@@ -67,3 +75,6 @@ class CreepingClock:
 
     def unix(self) -> float:
         return self._clock.unix()
+
+    def processor(self) -> float:
+        return self._clock.processor()

@@ -158,7 +158,7 @@ class Slow:
 
     def admit(self, *arguments: Any) -> Any:
         self.began_at.append(self._device.clock.monotonic())
-        self._device.clock.advance(3.0)
+        self._device.clock.compute(3.0)
         return self._admit(*arguments)
 
     def prepare(self, order: Order) -> Future[Prepared]:

@@ -25,7 +25,7 @@ import pytest
 from devices import PERIOD_S, Device, Slow, Unpaused, open_device
 from fleets import make_plan, report_plan, update_plan
 
-from agent.worker import Order, Prepared, Update
+from agent.worker import Order, Prepared, Update, WorkerError
 from dpagent.protocol.messages import Plan
 
 SLOT_S = 8 * PERIOD_S
@@ -199,6 +199,47 @@ def test_a_look_that_wants_the_same_core_while_a_round_is_prepared_moves_no_wind
                 slow.answer()
             windows.append(window_of(device, 1, b"j" * 16) - began)
     assert windows == pytest.approx([windows[0]] * 3, abs=1e-9)
+
+
+class BrokenOff(Prepares):
+    """Prepares a round in a time on the device's clock, and then fails, or finds it replaced."""
+
+    def answer(self) -> None:
+        if self._clock.monotonic() >= self._done_at and not self._future.done():
+            self._future.set_exception(WorkerError("the training process ended: signal 9", self._took_s))
+
+
+@pytest.mark.parametrize("dummy_traffic", [False, True])
+@pytest.mark.parametrize("ending", ["is replaced", "fails"])
+def test_a_look_beside_a_preparation_that_is_broken_off_does_not_put_the_next_round_off(
+    tmp_path: Path, ending: str, dummy_traffic: bool
+) -> None:
+    """Before, the rest was nine times what the preparation took by the clock: a look that decoded a slow
+    picture beside it put the next round off by nine times as much, two periods of the grid here."""
+    begins = []
+    for number, stretched in enumerate((1.0, 1.1, 1.42)):
+        directory, took_s = tmp_path / str(number), 0.5 * PERIOD_S
+        with open_device(directory, limits={"dummy_traffic": dummy_traffic}) as device:
+            device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
+            at_once = device.worker
+            slow = (Prepares if ending == "is replaced" else BrokenOff)(device, stretched * took_s, took_s)
+            began = device.clock.monotonic()
+            device.give()
+            device.take_plan(plan())
+            for turn in range(40):
+                device.cycle.advance()
+                device.clock.advance(PERIOD_S / 20)
+                slow.answer()
+                if turn == 2 and ending == "is replaced":
+                    device.take_plan(plan(job=b"k" * 16))
+            device.cycle._worker = at_once
+            if ending == "fails":
+                device.take_plan(plan(job=b"k" * 16))
+            announced = device.announcements.current
+            assert announced is not None
+            begins.append(announced.begins_at - began)
+    assert begins[0] >= 10 * took_s - 1e-9
+    assert begins == pytest.approx([begins[0]] * 3, abs=1e-9)
 
 
 def test_a_slot_too_short_to_hide_anything_is_declined(device: Device) -> None:

@@ -407,7 +407,7 @@ def begins_after(
             answer = admit(plan, model)
             if plan.job not in priced:
                 priced.add(plan.job)
-                device.clock.advance(PRICE_S)
+                device.clock.compute(PRICE_S)
             return answer
 
         def slow_prepare(order: Order) -> Future[Prepared]:
@@ -421,9 +421,9 @@ def begins_after(
                 if unanswered and device.clock.monotonic() >= unanswered[0][0]:
                     _, future, answer = unanswered.pop(0)
                     if ending == "fails" and answer is first:
-                        future.set_exception(WorkerError("the training process ended"))
+                        future.set_exception(WorkerError("the training process ended", trial_s))
                     else:
-                        future.set_result(answer.result())
+                        future.set_result(Prepared(answer.result().longest_s, trial_s))
                 device.cycle.advance()
 
         device.cycle._admit, device.worker.prepare = slow_admit, slow_prepare  # type: ignore[method-assign]

@@ -19,8 +19,9 @@ from fleets import DIGITS, make_plan, terms, write_agent
 from neighbours import decode_here
 
 from agent.profile import load_profile
+from agent.sensors import processor_s_of
 from agent.settings import load_agent_settings
-from agent.worker import Order, UsedProcessError, Worker, WorkerError
+from agent.worker import Order, UsedProcessError, Worker, WorkerError, spent_on
 from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
@@ -89,6 +90,24 @@ def test_a_round_that_the_board_cannot_run_is_refused_in_words(worker: Worker) -
     with pytest.raises(WorkerError, match=r"can add .* to a record's influence"):
         worker.prepare(order(plan)).result(PATIENCE_S)
     assert worker.prepare(order()).result(PATIENCE_S).longest_s > 0, "the next is"
+
+
+def test_a_preparation_says_what_it_computed_however_it_ends(tmp_path: Path) -> None:
+    """The rest that follows one that leads to no charge counts in it."""
+    worker = made(tmp_path, engine="auto")
+    try:
+        with_trial = worker.prepare(order()).result(PATIENCE_S)
+        assert min(with_trial.took_s, with_trial.tried_s) > 0, "forks try engines"
+        refused = worker.prepare(order(make_plan(**terms(clipping={"accumulation_slack": 1e-6}))))
+        wait_until(refused.done, "the answer")
+        assert spent_on(refused) > 0
+        worker.end()
+        killed = worker.prepare(order())  # in a new process, which imports all that it needs
+        wait_until(lambda: processor_s_of(pid_of(worker), with_children=False) > 0, "some work")
+        worker.end()
+        assert spent_on(killed) > 0
+    finally:
+        worker.end()
 
 
 def test_engines_are_tried_in_a_process_that_has_read_no_record(tmp_path: Path) -> None:
