@@ -125,9 +125,10 @@ def _look(order: Order) -> bool:
         known = store.load()
         try:
             glance = glance_declared(settings)
-            if not order.at_once and known is not None and known.is_of(glance):
+            text = None if glance is None else glance.text
+            if not order.at_once and known is not None and known.is_of(text):
                 return True
-            dataset = list_declared(settings, growing=not order.at_once)
+            dataset = list_declared(settings, growing=not order.at_once, glance=glance)
         except AbsentError as error:
             if order.at_once or known is None:
                 raise
@@ -137,7 +138,7 @@ def _look(order: Order) -> bool:
             store.remove()  # What it may hold means something else.
         if not store.take_room(dataset.record_bytes) or known is None:
             known = Index.empty(settings)
-        return _Update(store, known, dataset, order, limits_of(settings)).run(glance)
+        return _Update(store, known, dataset, order, limits_of(settings)).run(text)
 
 
 def _leave_out_all(store: RowStore, known: Index, why: str) -> None:

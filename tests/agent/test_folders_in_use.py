@@ -15,8 +15,7 @@ from row_boards import contents, expected, named, pictures, rows_of, table, tabl
 
 from agent import decoding
 from dpagent.learning.data import format as formats
-from dpagent.learning.data import stamp, stored
-from dpagent.learning.data.formats.tables import dataset as tables_dataset
+from dpagent.learning.data import glance, stored
 from dpagent.learning.data.formats.tables import format as tables_format
 from dpagent.learning.data.formats.tables import rows as tables_rows
 from dpagent.learning.data.opening import list_declared
@@ -230,14 +229,14 @@ def test_a_table_that_goes_while_it_is_listed_takes_no_other_along(
     table(board, [1, 2], "a.csv")
     table(board, [3], "b.csv")
     board.look(at_once=True)
-    real = tables_dataset.table_files
+    real = tables_format.table_files
 
     def gone_afterwards(path: Path, most: int | None) -> list[Path]:
         found = real(path, most)
         (path / "b.csv").unlink(missing_ok=True)
         return found
 
-    monkeypatch.setattr(tables_dataset, "table_files", gone_afterwards)
+    monkeypatch.setattr(tables_format, "table_files", gone_afterwards)
     table(board, [1, 2, 4], "a.csv")
     assert values_in(board.look()) == [1, 2, 4]
 
@@ -303,9 +302,9 @@ def test_of_very_many_entries_a_look_keeps_the_first_that_it_reads(
     """It kept and sorted all of them: one hidden file more than memory holds took in nothing."""
     monkeypatch.setattr(formats, "_FEW_RECORDS", 4 - 4 * 8)
     board = pictures(tmp_path) if kind == "pictures" else tables(tmp_path)
-    stats = []
-    real = stamp.stamp_of
-    monkeypatch.setattr(stamp, "stamp_of", lambda path: stats.append(path) or real(path))
+    opened = []
+    real = glance.open_plain
+    monkeypatch.setattr(glance, "open_plain", lambda path: opened.append(path) or real(path))
     if kind == "pictures":
         folder_of(board.root, *named(0, 1))  # two pictures in two folders
     else:
@@ -324,9 +323,9 @@ def test_of_very_many_entries_a_look_keeps_the_first_that_it_reads(
         assert any("more than is looked at" in text for text in rows.origin.left_out)
     else:
         table(board, [5], "9.csv")
-        stats.clear()
+        opened.clear()
         assert len(board.look()) == before
-        assert {path.name for path in stats} == {f"{value}.csv" for value in range(4)}
+        assert {path.name for path in opened} == {f"{value}.csv" for value in range(4)}
 
 
 def test_a_board_says_the_first_hundred_things_that_it_leaves_out(tmp_path: Path) -> None:

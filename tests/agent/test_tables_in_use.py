@@ -157,8 +157,9 @@ def test_a_line_that_moves_all_others_while_they_are_listed_repeats_none_and_ski
         wide.board.look()
     found = values_in(wide.board.newest())
     assert len(found) == len(set(found))
-    if times < 3:
-        assert found == [*ROWS, 212]
+    if times < 3:  # One that is moved beyond where the file ended when the look began waits for the next.
+        assert set(ROWS) <= set(found) <= {*ROWS, 212}
+        assert 212 in found or (times, before) == (1, "")
     wide.board.look()
     assert values_in(wide.board.newest()) == [*ROWS, 212]
 

@@ -86,18 +86,19 @@ class ZipMembers:
 
 
 @contextlib.contextmanager
-def listed_zip(path: Path, most: int) -> Iterator[zipfile.ZipFile]:
+def listed_zip(path: Path, most: int, raw: RawFile | None = None) -> Iterator[zipfile.ZipFile]:
     """An archive, if its list of members is short.
 
     Args:
         path: of the archive.
         most: bytes of the list. ``zipfile`` reads it at once, and makes ten times as much of it in memory.
+        raw: the archive, if it is open.
 
     Raises:
         DataError: the list is longer.
         zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OSError: as of ``zipfile.ZipFile``.
     """
-    with _ShortReads(path, most) as stream, zipfile.ZipFile(stream) as archive:
+    with _ShortReads(path, most, raw) as stream, zipfile.ZipFile(stream) as archive:
         stream.most = None
         yield archive
 
@@ -105,8 +106,9 @@ def listed_zip(path: Path, most: int) -> Iterator[zipfile.ZipFile]:
 class _ShortReads(io.FileIO):
     """A file of which only so much is read at once, while ``most`` is set."""
 
-    def __init__(self, path: Path, most: int) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, most: int, raw: RawFile | None) -> None:
+        super().__init__(path if raw is None else os.dup(raw.descriptor))
+        self._path = path
         self.most: int | None = most
 
     def read(self, size: int | None = -1) -> bytes:
@@ -114,8 +116,8 @@ class _ShortReads(io.FileIO):
             wanted = os.fstat(self.fileno()).st_size - self.tell() if size is None or size < 0 else size
             if wanted > self.most:
                 raise DataError(
-                    f"{self.name} is an archive whose list of files takes {counted(wanted, 'byte')}; expected"
-                    f" at most {self.most:,}. Put fewer files into it, or unpack it into a folder."
+                    f"{self._path} is an archive whose list of files takes {counted(wanted, 'byte')};"
+                    f" expected at most {self.most:,}. Put fewer files into it, or unpack it into a folder."
                 )
         return super().read(-1 if size is None else size) or b""
 

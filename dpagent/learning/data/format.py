@@ -17,10 +17,11 @@ from dpagent.configuration import Settings
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import Classes, ClassTable
 from dpagent.learning.data.dataset import MAX_RECORDS, Dataset
+from dpagent.learning.data.glance import Glance
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.record_form import RecordForm
-from dpagent.learning.data.stored import IN_MEMORY_BYTES
+from dpagent.learning.data.stored import IN_MEMORY_BYTES, RawFile, open_raw
 from dpagent.wording import counted, named
 
 Half = Literal["train", "test"]
@@ -53,6 +54,7 @@ class Source:
             in memory follows from it, and nothing is unpacked onto the disk, whose free space others may
             choose: whether there is room would tell how many records there are. None: it follows from the
             files.
+        glance: at the files, of which a look lists what there was then; None: they are opened as they are.
     """
 
     path: Path
@@ -62,6 +64,7 @@ class Source:
     dtype: DType | None = None
     max_records: int | None = MAX_RECORDS
     declared_records: int | None = None
+    glance: Glance | None = None
 
     @property
     def class_table(self) -> ClassTable:
@@ -73,6 +76,14 @@ class Source:
         if self.classes is None:
             raise DataError(f"{self.path} is opened without {named('classes')}; expected them declared.")
         return ClassTable(self.classes)
+
+    def opened(self, file: Path) -> RawFile:
+        """One of the files; a packed one is unpacked.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        return open_raw(file) if self.glance is None else self.glance.opened(file)
 
     def most_listed(self, unit_bytes: int = 1, *, units: int = 1) -> int:
         """How many records, or other units, a board looks at: the first where there are far more than
@@ -174,6 +185,8 @@ class Format(ABC, Generic[SectionT]):
     def listed(self, source: Source, section: SectionT, *, growing: bool) -> Dataset:
         """The same records, each to be decoded once: less is read of them here than :meth:`open` may read.
 
+        Of a source with a glance, those of then; what may be newer is :attr:`Dataset.unfinished`.
+
         Args:
             source, section: as of :meth:`open`.
             growing: whether what was written to a moment ago is left for later: the files are in use.
@@ -183,8 +196,8 @@ class Format(ABC, Generic[SectionT]):
         """
         return self.open(source, section)
 
-    def glance(self, source: Source, section: SectionT) -> str | None:
-        """A text that changes when the files do, by a look at their names; None: it cannot tell.
+    def glance(self, source: Source, section: SectionT) -> Glance | None:
+        """The files as they are now, by which a look begins; None: one lists them each time.
 
         Raises:
             DataError: There are no such files.

@@ -27,7 +27,7 @@ from dpagent.errors import DataError
 from dpagent.learning.data.archive import listed_zip, obstacle
 from dpagent.learning.data.classes import Classes
 from dpagent.learning.data.format import Source
-from dpagent.learning.data.stored import ChangedError, RawFile, require_readable, unpack
+from dpagent.learning.data.stored import ChangedError, RawFile, open_plain, unpack
 from dpagent.wording import counted
 
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")  # of a zip: signature, lengths of name and extra field
@@ -241,14 +241,18 @@ class NpzFile:
 
 
 @contextlib.contextmanager
-def opened_npz(path: Path) -> Iterator[NpzFile]:
-    """The file, whose damage is a :class:`DataError`."""
-    require_readable(path)
+def opened_npz(path: Path, raw: RawFile | None = None) -> Iterator[NpzFile]:
+    """The file, whose damage is a :class:`DataError`.
+
+    Args:
+        path: of the file.
+        raw: the file, if it is open.
+    """
+    raw = raw or open_plain(path)
     with _damage(path):
-        with path.open("rb") as file:
-            if file.read(2) != b"PK":
-                raise DataError(f"{path} is not an NPZ file; write it with numpy.savez.")
-        with listed_zip(path, _MOST_LIST_BYTES) as archive:
+        if os.pread(raw.descriptor, 2, 0) != b"PK":
+            raise DataError(f"{path} is not an NPZ file; write it with numpy.savez.")
+        with listed_zip(path, _MOST_LIST_BYTES, raw) as archive:
             yield NpzFile(path, archive)
 
 

@@ -13,6 +13,7 @@ from dpagent.errors import ConfigurationError, DataError, DpagentError
 from dpagent.learning.data.dataset import MAX_RECORDS, Dataset
 from dpagent.learning.data.derived import Reshaped
 from dpagent.learning.data.format import Format, Source
+from dpagent.learning.data.glance import Glance
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import AUTO, DatasetSettings
@@ -109,7 +110,7 @@ def open_declared(settings: DatasetSettings) -> Dataset:
     return _as_declared(dataset, settings, source)
 
 
-def list_declared(settings: DatasetSettings, *, growing: bool) -> Dataset:
+def list_declared(settings: DatasetSettings, *, growing: bool, glance: Glance | None = None) -> Dataset:
     """As :func:`open_declared`, on a board: to decode each record once, while files may grow. What is
     unpacked in memory follows from ``max_records``, and nothing is unpacked onto the disk.
 
@@ -117,12 +118,13 @@ def list_declared(settings: DatasetSettings, *, growing: bool) -> Dataset:
         settings: with its path resolved.
         growing: the files are in use: there may be more records than declared, and what was written to a
             moment ago is left for later, or unfinished.
+        glance: at the files, of :func:`glance_declared`; what came in since is left for later, or unfinished.
 
     Raises:
         ConfigurationError, DataError: as of :func:`open_declared`.
     """
     known = require_declared(settings)
-    source = _on_a_board(settings)
+    source = replace(_on_a_board(settings), glance=glance)
     if growing:
         source = replace(source, max_records=None)
     require_readable(settings.path)
@@ -133,8 +135,8 @@ def list_declared(settings: DatasetSettings, *, growing: bool) -> Dataset:
     return _as_declared(dataset, settings, source)
 
 
-def glance_declared(settings: DatasetSettings) -> str | None:
-    """A text that changes when the files do (:meth:`Format.glance`), on a board.
+def glance_declared(settings: DatasetSettings) -> Glance | None:
+    """The files as they are now (:meth:`Format.glance`), on a board; None: they are to be listed.
 
     Raises:
         ConfigurationError: as of :func:`require_declared`.

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from dpagent.errors import DataError
 from dpagent.learning.data.stored import reading
 
 GRACE_S: Final = 2.0
@@ -31,10 +28,10 @@ class Stamp(NamedTuple):
         """By what the system says of a file."""
         return cls(known.st_ino, known.st_size, known.st_mtime_ns, known.st_ctime_ns)
 
-    def is_young(self) -> bool:
-        """Whether somebody may be writing to it. A time that is to come is no sign of that: the clock was set
-        back."""
-        return abs(time.time_ns() - self.changed) < GRACE_S * 1e9
+    def is_young(self, at_ns: int | None = None) -> bool:
+        """Whether somebody may be writing to it, or was at that time. A change that is to come is no sign of
+        it: the clock was set back."""
+        return abs((time.time_ns() if at_ns is None else at_ns) - self.changed) < GRACE_S * 1e9
 
 
 def stamp_of(path: Path) -> Stamp:
@@ -45,18 +42,3 @@ def stamp_of(path: Path) -> Stamp:
     """
     with reading(path):
         return Stamp.of(path.stat())
-
-
-def glance_at(files: Iterable[Path]) -> str | None:
-    """A text that changes with the names, sizes and times of files; None if one is young, or cannot be
-    looked at: it may have gone since its folder was listed."""
-    stamps = hashlib.sha256()
-    for file in files:
-        try:
-            stamp = stamp_of(file)
-        except DataError:
-            return None
-        if stamp.is_young():
-            return None
-        stamps.update(repr((str(file), *stamp)).encode())
-    return stamps.hexdigest()

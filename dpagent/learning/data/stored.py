@@ -18,6 +18,7 @@ import math
 import os
 import stat
 import tempfile
+import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -66,12 +67,18 @@ class RawFile:
         path: for the text of errors.
         descriptor: of the open file; this object owns it.
         start: where the part begins.
+
+    Attributes:
+        size: of the part, in bytes, when it was opened.
+        known: what the system said of the file then.
+        opened_ns: when that was, in nanoseconds since 1970.
     """
 
     def __init__(self, path: Path, descriptor: int, start: int = 0) -> None:
         weakref.finalize(self, os.close, descriptor)
         self.path, self.descriptor, self._start = path, descriptor, start
-        self.size = os.fstat(descriptor).st_size - start
+        self.known, self.opened_ns = os.fstat(descriptor), time.time_ns()
+        self.size = self.known.st_size - start
 
     def part(self, start: int) -> RawFile:
         """The part from byte ``start`` on."""
@@ -261,16 +268,26 @@ def open_raw(path: Path, *, most: int | None = None) -> RawFile:
     Raises:
         DataError: it cannot be read, or is damaged, or unpacks to more than the disk holds.
     """
+    if path.suffix != ".gz":
+        return open_plain(path)
+    require_readable(path)
+    with reading(path), gzip.open(path, "rb") as packed:
+        return unpack(packed, path, most=most)
+
+
+def open_plain(path: Path) -> RawFile:
+    """Open a file as it is.
+
+    Raises:
+        DataError: it cannot be read, or is no regular file.
+    """
     require_readable(path)
     with reading(path):
-        if path.suffix != ".gz":
-            # Without waiting, should there be a pipe by now.
-            raw = RawFile(path, os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-            if not stat.S_ISREG(os.fstat(raw.descriptor).st_mode):
-                raise DataError(f"{path} is no regular file any more.")
-            return raw
-        with gzip.open(path, "rb") as packed:
-            return unpack(packed, path, most=most)
+        # Without waiting, should there be a pipe by now.
+        raw = RawFile(path, os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        if not stat.S_ISREG(raw.known.st_mode):
+            raise DataError(f"Cannot read {path}: it is no regular file.")
+        return raw
 
 
 def unpack(packed: Readable, path: Path, *, most: int | None = None) -> RawFile:

@@ -22,9 +22,9 @@ from dpagent.errors import DataError
 from dpagent.learning.data.classes import within
 from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, Origin
 from dpagent.learning.data.format import Format, Half, Inferred, Source
+from dpagent.learning.data.glance import Glance
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.problems import Problems
-from dpagent.learning.data.stamp import glance_at
 from dpagent.learning.data.stored import (
     AbsentError,
     RawFile,
@@ -110,9 +110,9 @@ class CifarFormat(Format[CifarSettings]):
         any case what follows the last whole record of one, and a record that the disk cannot read."""
         layout = _layout_of(section)
         parts, problems = [], Problems()
-        for file in _files(source, layout):
+        for file in _files(source, layout) if source.glance is None else source.glance.files:
             try:
-                raw = open_raw(file)
+                raw = source.opened(file)
             except DataError as error:
                 if not growing or file == source.path:
                     raise
@@ -129,9 +129,9 @@ class CifarFormat(Format[CifarSettings]):
             places=places[used], contents=contents[used],
         )  # fmt: skip
 
-    def glance(self, source: Source, section: CifarSettings) -> str | None:
+    def glance(self, source: Source, section: CifarSettings) -> Glance:
         """As of :class:`Format`."""
-        return glance_at(_files(source, _layout_of(section)))
+        return Glance.at(lambda: _files(source, _layout_of(section)))
 
     def has_test_half(self, path: Path, section: CifarSettings) -> bool:
         """As of :class:`Format`."""

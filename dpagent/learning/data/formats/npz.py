@@ -24,9 +24,9 @@ from dpagent.learning.data.classes import classes_of_numbers, warnings_about, wi
 from dpagent.learning.data.dataset import DIGEST_BYTES, ArrayDataset, Dataset, Origin
 from dpagent.learning.data.derived import require_as_many_values
 from dpagent.learning.data.format import Format, Inferred, NoSettings, Source
+from dpagent.learning.data.glance import Glance
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.npz_file import Member, NpzFile, opened_npz
-from dpagent.learning.data.stamp import glance_at
 from dpagent.learning.data.stored import (
     IN_MEMORY_BYTES,
     StoredArray,
@@ -86,12 +86,12 @@ class NpzFormat(Format[NoSettings]):
     def listed(self, source: Source, section: NoSettings, *, growing: bool) -> Dataset:
         """As of :class:`Format`. All of the file is read for its checksums: labels and values are of one
         file, or it is left for later."""
-        with opened_npz(source.path) as file:
+        with opened_npz(source.path, source.opened(source.path)) as file:
             return _listed(file, source)
 
-    def glance(self, source: Source, section: NoSettings) -> str | None:
+    def glance(self, source: Source, section: NoSettings) -> Glance:
         """As of :class:`Format`."""
-        return glance_at([source.path])
+        return Glance.at(lambda: [source.path])
 
 
 def open_npz(path: str | Path) -> Dataset:

@@ -6,7 +6,6 @@ that one reading in k windows is protected k times less: roughly k·ε.
 
 from __future__ import annotations
 
-import resource
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,13 +20,12 @@ from dpagent.learning.data.dataset import Dataset, Indices, Origin, Stamps
 from dpagent.learning.data.formats.tables.index import TableIndex, index_table
 from dpagent.learning.data.formats.tables.rows import TableBounds, cells_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
+from dpagent.learning.data.glance import Glance, most_open
 from dpagent.learning.data.location import names_in
 from dpagent.learning.data.problems import MOST_SAID, Problems
 from dpagent.learning.data.stored import ChangedError, open_raw, reading, require_readable
 from dpagent.wording import counted, named
 
-_MOST_OPEN: Final = 256
-_OTHER_FILES: Final = 40
 SUFFIXES: Final = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
 
@@ -40,6 +38,7 @@ def open_table(
     most: TableBounds | None = None,
     most_names: int | None = None,
     keeps_open: bool = False,
+    glance: Glance | None = None,
 ) -> Dataset:
     """A CSV file, or all CSV files of a folder in the order of their names; maybe no record.
 
@@ -53,6 +52,7 @@ def open_table(
         most_names: of a folder, so many of its tables, the first.
         keeps_open: whether records are read from the files that are listed, whatever takes their place
             meanwhile; of very many, their bytes are compared.
+        glance: at the files; None: they are as they are now.
 
     A row that does not fit is left out, with the windows that hold it.
 
@@ -72,15 +72,18 @@ def open_table(
     require_readable(path)
     form.constants(form.features or ())
     indexes, rejected = [], []
-    files = table_files(path, most_names)
-    keeps_open = keeps_open and len(files) <= _most_open()
+    files = table_files(path, most_names) if glance is None else glance.files
+    keeps_open = keeps_open and (len(files) <= most_open() if glance is None else glance.keeps_open)
     for number, file in enumerate(files):
         if most is not None and most.lines <= 0:
             more = counted(len(files) - number, "table")
             rejected.append(f"{file}: this and what follows ({more}) is not read; max_records bounds it.")
             break
         try:
-            index = index_table(file, form, classes, growing=growing, most=most, keeps_open=keeps_open)
+            raw = None if glance is None or file.suffix == ".gz" else glance.opened(file)
+            index = index_table(
+                file, form, classes, growing=growing, most=most, keeps_open=keeps_open, raw=raw
+            )
         except DataError as error:
             if not growing:
                 raise
@@ -90,12 +93,6 @@ def open_table(
         if most is not None:
             most = most._replace(lines=most.lines - index.lines)
     return TableDataset(path, form, classes, indexes, rejected, is_brief=most is not None)
-
-
-def _most_open() -> int:
-    """How many files may stay open: as many as this process may have, and some for other things."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_OPEN if soft == resource.RLIM_INFINITY else min(_MOST_OPEN, soft - _OTHER_FILES)
 
 
 def table_files(path: Path, most: int | None = None) -> list[Path]:

@@ -21,9 +21,9 @@ from dpagent.learning.data.formats.tables.index import TableIndex, columns_in, i
 from dpagent.learning.data.formats.tables.rows import TableBounds
 from dpagent.learning.data.formats.tables.settings import CsvSettings, TableForm
 from dpagent.learning.data.formats.tables.unlabelled import has_labels, unlabelled_rows
+from dpagent.learning.data.glance import Glance
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location
-from dpagent.learning.data.stamp import glance_at
 from dpagent.wording import named
 
 _ROW_BYTES: Final = 1_024
@@ -87,11 +87,12 @@ class CsvFormat(Format[CsvSettings]):
         return open_table(
             source.path, section, source.class_table,
             growing=growing, most=_most(source, section), most_names=source.most_listed(), keeps_open=True,
+            glance=source.glance,
         )  # fmt: skip
 
-    def glance(self, source: Source, section: CsvSettings) -> str | None:
-        """As of :class:`Format`: by size and times of all files."""
-        return glance_at(table_files(source.path, source.most_listed()))
+    def glance(self, source: Source, section: CsvSettings) -> Glance:
+        """As of :class:`Format`."""
+        return Glance.at(lambda: table_files(source.path, source.most_listed()))
 
     def unlabelled(
         self, source: Source, section: CsvSettings, target: Target, say: Say

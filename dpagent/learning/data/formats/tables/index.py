@@ -10,7 +10,6 @@ would have begun, and only those with the row in them are no records. Likewise o
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -61,8 +60,9 @@ class TableIndex:
         groups: ``(n,)`` int64, positions in ``group_texts``.
         rows_unused: how many rows that fit are in no record.
         problems: a sentence for each row that does not fit, of many for the first.
-        unsettled: ``(n,)`` bool, which records may still be being written: the last one of a file that grows,
-            and those that did not stand there any more when all were read.
+        unsettled: ``(n,)`` bool, which records may still be being written, or are newer than the look: of a
+            file that grows, those that reach beyond its end as it was when it was opened, or up to it without
+            an end of their own; and those that did not stand there any more when all were read.
         lines: that were read.
     """
 
@@ -124,6 +124,7 @@ def index_table(
     growing: bool = False,
     most: TableBounds | None = None,
     keeps_open: bool = False,
+    raw: RawFile | None = None,
 ) -> TableIndex:
     """Look through a file. No row makes it fail for another.
 
@@ -135,16 +136,18 @@ def index_table(
         path: CSV in UTF-8, with ``.gz`` if packed.
         form: how rows become records.
         classes: the labels that are allowed, or None for any, to infer them.
-        growing: whether a young last line that has no end may still be being written.
+        growing: whether a last line that has no end may still be being written, in a file that was young when
+            it was opened, and more lines come meanwhile.
         most: that is read, on a board, which takes no packed file.
         keeps_open: whether the records are read from this very file, whatever takes its place.
+        raw: the file, if it is open.
 
     Raises:
         DataError: the file cannot be read, or its first row does not fit; names file, line and column.
     """
     if most is not None and path.suffix == ".gz":
         raise DataError(f"{path} is packed; a board unpacks no table. Unpack it: gunzip {path.name}")
-    raw = open_raw(path)
+    raw = raw or open_raw(path)
     for _ in range(1 if most is None else _TRIES):
         made = _indexed(raw, form, classes, growing=growing, most=most)
         if most is None or not (moved := _moved(made, raw)).any():
@@ -175,12 +178,14 @@ def _indexed(
 ) -> TableIndex:
     path = raw.path
     with opened_rows(raw, form, most=most) as (lines, columns):
-        builder = _Builder(form, columns)
+        builder, was_young = _Builder(form, columns), Stamp.of(raw.known).is_young(raw.opened_ns)
         for row in checked_rows(lines, columns, form, classes):
-            is_whole = lines.is_ended or not (growing and Stamp.of(os.fstat(raw.descriptor)).is_young())
-            if row.problem and not is_whole:
+            if row.problem and growing and not lines.is_ended and was_young:
                 break
-            builder.add(row, is_whole=is_whole)
+            # As it was when the file was opened: what came since makes no row before it whole.
+            had_end = lines.is_ended and row.end <= raw.size
+            is_settled = row.text_end <= raw.size and (had_end or not was_young)
+            builder.add(row, is_settled=is_settled or not growing)
             if classes is None and len(builder.label_codes) > MAX_CLASSES:
                 raise DataError(
                     f"{path}:{lines.number}: the column {form.label!r} has more than {MAX_CLASSES:,}"
@@ -214,10 +219,10 @@ class _Builder:
         self.group_codes: dict[str, int] = {}
         self._rows, self._unfit, self._used, self._used_until = 0, 0, 0, 0
         self._problems: list[str] = []
-        self._is_whole = True
+        self._unsettled: list[bool] = []
 
-    def add(self, row: Row, *, is_whole: bool) -> None:
-        """Take a row; the last one may not be whole."""
+    def add(self, row: Row, *, is_settled: bool) -> None:
+        """Take a row, which may be one that is left for later."""
         code, group = _UNFIT, ""
         if row.problem:
             self._unfit += 1
@@ -240,7 +245,7 @@ class _Builder:
         self._groups.append(self.group_codes.setdefault(group, len(self.group_codes)))
         self._used += self._rows - max(self._used_until, self._rows - len(window))
         self._used_until = self._rows
-        self._is_whole = is_whole
+        self._unsettled.append(not is_settled)
 
     def note(self, problem: str) -> None:
         """Take a sentence about the file."""
@@ -252,14 +257,12 @@ class _Builder:
             np.array(values, np.int64) for values in (self._starts, self._ends, self._labels, self._groups)
         )
         contents = np.frombuffer(bytes(self._contents), np.uint8).reshape(-1, DIGEST_BYTES)
-        unsettled = np.zeros(len(starts), np.bool_)
-        unsettled[len(starts) - 1 :] = not self._is_whole
         if (more := self._unfit - len(self._problems)) > 0:
             self._problems.append(f"{file.path}: {counted(more, 'more row')} do not fit.")
         return TableIndex(
             file.path, file, self._columns, starts, ends, contents, labels, tuple(self.label_codes), groups,
             tuple(self.group_codes), self._rows - self._unfit - self._used, tuple(self._problems),
-            unsettled, lines,
+            np.array(self._unsettled, np.bool_), lines,
         )  # fmt: skip
 
     def _label(self, window: Sequence[_Seen]) -> int | None:

@@ -49,6 +49,7 @@ class Row(NamedTuple):
 
     Attributes:
         start, end: of its line, bytes.
+        text_end: where its text ends, and what ends the line begins.
         digest: of its text, what ends the line and a byte order mark aside; none if the row does not fit.
         cells: in order.
         problem: why it does not fit, if it does not.
@@ -56,6 +57,7 @@ class Row(NamedTuple):
 
     start: int
     end: int
+    text_end: int
     digest: bytes
     cells: list[str]
     problem: str
@@ -115,10 +117,12 @@ def checked_rows(
         except StopIteration:
             return
         except (csv.Error, UnfitError) as error:
-            yield Row(start, lines.place, b"", cells, f"{lines.path}:{lines.number}: {_reason(error)}")
+            why = f"{lines.path}:{lines.number}: {_reason(error)}"
+            yield Row(start, lines.place, lines.place, b"", cells, why)
         else:
             if cells:
-                yield Row(start, lines.place, _digest_of(line), cells, "")
+                text_end = lines.place - (len(line) - len(line.rstrip("\r\n")))
+                yield Row(start, lines.place, text_end, _digest_of(line), cells, "")
 
 
 def rows_in(data: bytes) -> list[tuple[bytes, str]]:

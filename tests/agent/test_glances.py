@@ -1,0 +1,151 @@
+"""What comes in between a look's glance at the files and its listing waits, whatever else had come before.
+
+A look that finds nothing new by its glance lists nothing. So one record that had come before brought in
+another, a look before its time.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from row_boards import Board, tables, values_in
+
+from agent import decoding
+
+KNOWN, BEFORE, SINCE = [1, 2, 3], 4, 5
+AGE_S = 60.0
+
+
+def _aged(file: Path) -> None:
+    """No file is young: a glance at one that is tells nothing, so the look lists it."""
+    changed = file.stat().st_mtime - AGE_S
+    os.utime(file, (changed, changed))
+
+
+def _lines(values: list[int], end: str = "\n") -> bytes:
+    return ("x,label\n" + "\n".join(f"{value},{value % 3}" for value in values) + end).encode()
+
+
+def _cifar(values: list[int]) -> bytes:
+    return b"".join(bytes([value]) * 3073 for value in values)
+
+
+def _append(file: Path, data: bytes) -> None:
+    with file.open("ab") as stream:
+        stream.write(data)
+
+
+def _replace(file: Path, data: bytes) -> None:
+    new = file.with_name(".new")
+    new.write_bytes(data)
+    _aged(new)
+    new.replace(file)
+
+
+def _values_of_bytes(board: Board) -> list[int]:
+    rows = board.newest()
+    return sorted(int(record.flat[0]) for record in rows.batch(np.arange(len(rows)))[0])
+
+
+def _begun(folder: Path, kind: str) -> tuple[Board, Path, Callable[[list[int]], bytes]]:
+    """A board that knows three records, and how a file of its data is written."""
+    if kind == "csv":
+        board, encode = tables(folder, max_records=40), _lines
+        file = board.root / "1.csv"
+    elif kind == "cifar":
+        board = Board(folder, kind="cifar", classes=10, max_records=40, cifar={"layout": "cifar-10"})
+        file, encode = board.root / "data_batch_1.bin", _cifar
+    else:
+        file = folder / "data" / "data.npz"
+        declared: dict[str, Any] = {"shape": [8, 8, 1], "dtype": "uint8", "path": file}
+        board = Board(folder, kind="npz", classes=10, max_records=40, **declared)
+        encode = _npz
+    file.write_bytes(encode(KNOWN))
+    _aged(file)
+    board.look(at_once=True)
+    board.look()
+    return board, file, encode
+
+
+def _npz(values: list[int]) -> bytes:
+    pixels, stream = np.repeat(np.array(values, np.uint8), 64).reshape(-1, 8, 8, 1), io.BytesIO()
+    np.savez(stream, inputs=pixels, labels=np.array(values, np.int64))
+    return stream.getvalue()
+
+
+def _values(board: Board, kind: str) -> list[int]:
+    return values_in(board.newest()) if kind == "csv" else _values_of_bytes(board)
+
+
+SINCE_THEN: dict[str, tuple[str, Callable[[Path, list[int]], None]]] = {
+    "a row at the end of the table": ("csv", lambda file, _: _append(file, f"{SINCE},2\n".encode())),
+    "a table": ("csv", lambda file, _: _replace(file.with_name("2.csv"), _lines([SINCE]))),
+    "the table, replaced": ("csv", lambda file, there: _replace(file, _lines([SINCE, *there]))),
+    "a record at the end of the file": ("cifar", lambda file, _: _append(file, _cifar([SINCE]))),
+    "a file of records": (
+        "cifar", lambda file, _: _replace(file.with_name("data_batch_2.bin"), _cifar([SINCE])),
+    ),
+    "an archive, replaced": ("npz", lambda file, there: _replace(file, _npz([*there, SINCE]))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("before", [[], [BEFORE]], ids=["nothing before", "a record before"])
+@pytest.mark.parametrize("since", SINCE_THEN)
+def test_what_comes_in_since_the_glance_waits_whatever_had_come_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[int], since: str
+) -> None:
+    kind, come_in = SINCE_THEN[since]
+    board, file, encode = _begun(tmp_path, kind)
+    if before:
+        _replace(file, encode([*KNOWN, *before]))
+    real = decoding.glance_declared
+
+    def glanced(settings: Any) -> Any:
+        glance = real(settings)
+        come_in(file, [*KNOWN, *before])
+        return glance
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding, "glance_declared", glanced)
+        board.look()
+    assert _values(board, kind) == [*KNOWN, *before]
+    board.look()
+    assert _values(board, kind) == [*KNOWN, *before, SINCE]
+
+
+@pytest.mark.parametrize(("is_young", "counts"), [(False, True), (True, False)])
+@pytest.mark.parametrize("more", [b"", b"\n5,2\n", b"\n"], ids=["nothing", "a row", "an end"])
+def test_a_last_row_is_whole_by_what_the_glance_saw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_young: bool, counts: bool, more: bytes
+) -> None:
+    """A row without an end counts once its file is old; what follows brings it in no sooner and no later."""
+    board, file, _ = _begun(tmp_path, "csv")
+    file.write_bytes(_lines([*KNOWN, BEFORE], end=""))
+    if not is_young:
+        _aged(file)
+    real = decoding.glance_declared
+
+    def glanced(settings: Any) -> Any:
+        glance = real(settings)
+        if more:
+            _append(file, more)
+        return glance
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding, "glance_declared", glanced)
+        board.look()
+    assert _values(board, "csv") == ([*KNOWN, BEFORE] if counts else KNOWN)
+
+
+def test_of_more_tables_than_may_be_open_what_is_appended_since_the_glance_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpagent.learning.data.glance._MOST_OPEN", 0)
+    since = "a row at the end of the table"
+    test_what_comes_in_since_the_glance_waits_whatever_had_come_before(tmp_path, monkeypatch, [BEFORE], since)
