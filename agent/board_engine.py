@@ -77,6 +77,7 @@ class BoardEngine:
             views=views,
             groups=groups,
             norm=norm,
+            processor_share=self._settings.governor.processor_share,
         )
         purpose = _purpose(bench)
         if self._engine is None or self.purpose != purpose or not _is_whole(self._engine):

@@ -26,7 +26,7 @@ from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.forks import end, forked
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
-from dpagent.learning.training.parallel_engine import ParallelEngine
+from dpagent.learning.training.parallel_engine import MICROBATCH_S, ParallelEngine
 from dpagent.learning.training.process_memory import own_mib, shared_mib
 from dpagent.norm import Norm
 
@@ -40,7 +40,7 @@ _ROUNDS: Final = 5
 _MICROBATCHES: Final = 4
 _WORTHWHILE: Final = 1.1
 """How much faster more processes must be, since each takes memory."""
-_TRIAL_S: Final = 120.0
+_TRIAL_S: Final = _MICROBATCHES * MICROBATCH_S
 """For one timing. An emulated board imports onnxruntime in ten seconds, and takes more to check an engine."""
 _LONGEST: Final = 1 << 16
 """Bytes of a fork's answer, at most."""
@@ -83,6 +83,8 @@ class Bench:
         groups: how many clip norms there are.
         norm: in which records are clipped.
         trusted: digests of graphs that the device's owner allows.
+        processor_share: part of the time, in (0, 1], in which this process and its forks run at all. What is
+            too slow is judged by the time in which they do.
     """
 
     spec: ModelSpec
@@ -94,6 +96,7 @@ class Bench:
     groups: int = 1
     norm: Norm = Norm.L2
     trusted: Collection[str] = ()
+    processor_share: float = 1.0
 
     def make(self, kind: EngineKind, processes: int = 1) -> Engine:
         """The engine of that kind, checked on this board; in one process if no others can be started.
@@ -107,7 +110,11 @@ class Bench:
                 f"the {kind} engine's numbers for a record depend on its neighbours on this board, so the"
                 f" guarantee would not hold; use another build of {_PACKAGES[kind]}"
             )
-        return in_processes(engine, processes)
+        return self.in_processes(engine, processes)
+
+    def in_processes(self, engine: Engine, processes: int) -> Engine:
+        """As :func:`in_processes`, on this board."""
+        return in_processes(engine, processes, MICROBATCH_S / self.processor_share)
 
     def _made(self, kind: EngineKind) -> Engine:
         if kind == "numpy":
@@ -140,12 +147,18 @@ class Bench:
         return engine
 
 
-def in_processes(engine: Engine, processes: int) -> Engine:
-    """An engine that computes in so many processes; in one if no others can be started."""
+def in_processes(engine: Engine, processes: int, microbatch_s: float = MICROBATCH_S) -> Engine:
+    """An engine that computes in so many processes; in one if no others can be started.
+
+    Args:
+        engine: that computes.
+        processes: at least 1.
+        microbatch_s: as of :class:`~dpagent.learning.training.parallel_engine.ParallelEngine`.
+    """
     if processes == 1:
         return engine
     try:
-        return ParallelEngine(engine, processes)
+        return ParallelEngine(engine, processes, microbatch_s)
     except OSError as error:
         log.warning("training has one process, since no other can be started: %s", error)
         return engine
@@ -228,15 +241,15 @@ def _timings(bench: Bench, kind: EngineKind, counts: Sequence[int]) -> Iterator[
     before_mib = _own_mib_here() if bench.memory_mib is not None else 0.0
     engine, lot = bench.make(kind), _Lot(bench)
     if bench.memory_mib is not None:
-        counts = _fitting(engine, counts, lot, before_mib, bench.memory_mib)
-    made = [in_processes(engine, count) for count in counts]
+        counts = _fitting(bench, engine, counts, lot, before_mib, bench.memory_mib)
+    made = [bench.in_processes(engine, count) for count in counts]
     engines = {each.processes: each for each in made}
     while True:
         yield {count: lot.seconds(engine) for count, engine in engines.items()}
 
 
 def _fitting(
-    engine: Engine, counts: Sequence[int], lot: _Lot, before_mib: float, limit_mib: int
+    bench: Bench, engine: Engine, counts: Sequence[int], lot: _Lot, before_mib: float, limit_mib: int
 ) -> list[int]:
     """The numbers of processes in which an engine takes no more memory than it may; one alone, where the
     system does not say.
@@ -252,7 +265,7 @@ def _fitting(
         )
     fitting = [1]
     for count in [count for count in counts if count > 1]:
-        made = in_processes(engine, count)
+        made = bench.in_processes(engine, count)
         if not isinstance(made, ParallelEngine):
             break
         lot.seconds(made)

@@ -9,8 +9,11 @@ part of their time under the interpreter's lock. Weights, records and sums pass 
 and the float32 sums are the same bits. Float64 adds them up in another order: the bound on that error holds
 for any (:mod:`dpagent.learning.training.engine`).
 
-**What fails.** Where another process has ended, or fails at its share, this one computes the share
-itself: the sum is the same, only later. The other processes end when this one does, however it ends.
+**What fails.** Where another process has ended, fails at its share, or does not answer within a bound, this
+one computes the share itself, and ends one that did not answer: the sum is the same, only later. No record
+can cause any of that alone, since this process computes what the others do. The bound is public, and so long
+that an engine which is as slow as a trial allows keeps it. The other processes end when this one does,
+however it ends.
 
 **Memory.** What a process and its fork share, the system copies when either writes to it. What this process
 has freed and keeps for itself (:mod:`agent.worker`) would so be taken anew as it is used again, and how much
@@ -19,8 +22,10 @@ of it is used may be a matter of records: so a fork lets go of it at once.
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
+import select
 import socket
 import struct
 import time
@@ -40,6 +45,13 @@ from dpagent.learning.training.forks import end, forked
 from dpagent.learning.training.lots import AT_ONCE
 from dpagent.norm import Norm
 
+log = logging.getLogger(__name__)
+
+MICROBATCH_S: Final = 30.0
+"""In which an engine computes a microbatch, or is too slow to be used."""
+_PIECE_S: Final = 1.0
+"""An answer is waited for in so many seconds at a time: a time for which this process is stopped meanwhile, as
+the others are then (a pause of training), counts as one of them at most."""
 _ANSWER: Final = struct.Struct("<?d")
 """Whether a share is computed, and the processor time that the process has spent, in seconds."""
 _WATCH_S: Final = 0.001
@@ -55,6 +67,7 @@ class ParallelEngine:
     Args:
         engine: that computes; it is not to be used beside this one.
         processes: this one and its forks, in ``2..MAX_PROCESSES``.
+        microbatch_s: in which another process that is still of use computes a microbatch, by the clock.
 
     Raises:
         ParameterError: the number is out of its range.
@@ -63,7 +76,7 @@ class ParallelEngine:
     The engine is not thread-safe: one call at a time.
     """
 
-    def __init__(self, engine: Engine, processes: int) -> None:
+    def __init__(self, engine: Engine, processes: int, microbatch_s: float = MICROBATCH_S) -> None:
         require_count("processes", processes, minimum=2, maximum=MAX_PROCESSES)
         self._engine = engine
         self.spec: ModelSpec = engine.spec.head
@@ -73,7 +86,7 @@ class ParallelEngine:
         self._forks: list[_Fork] = []
         try:
             for _ in range(processes - 1):
-                self._forks.append(_Fork(engine, self._weights, self._most))
+                self._forks.append(_Fork(engine, self._weights, self._most, microbatch_s))
         except OSError:
             self.close()
             raise
@@ -184,8 +197,10 @@ class ParallelEngine:
 class _Fork:
     """Another process, the memory that it shares with this one, and the socket between both."""
 
-    def __init__(self, engine: Engine, weights: NDArray[np.float32], rows: int) -> None:
+    def __init__(self, engine: Engine, weights: NDArray[np.float32], rows: int, microbatch_s: float) -> None:
         spec = engine.spec.head
+        self._pieces = math.ceil(rows / engine.microbatch * microbatch_s / _PIECE_S)
+        """That its answer is waited for."""
         shape = (rows, engine.views, *spec.input_shape) if engine.views > 1 else (rows, *spec.input_shape)
         whole = _shared(shape, np.float32)
         bytes_of_whole = whole.reshape(-1).view(np.uint8)
@@ -234,9 +249,17 @@ class _Fork:
         return not self.is_over
 
     def answer(self, groups: int) -> ClippedSum | None:
-        """The sum of the share that was asked for; None if the process has failed at it, or has ended."""
+        """The sum of the share that was asked for; None if the process has failed at it, has ended, or does
+        not answer, which ends it."""
         try:
-            message = _received(self._socket, _ANSWER.size)
+            message = _received(self._socket, _ANSWER.size, self._pieces)
+        except TimeoutError:
+            log.warning(
+                "process %d of training has not answered for %g s, and is ended; its part of the work is done"
+                " here, later, and counts",
+                self.process, self._pieces * _PIECE_S,
+            )  # fmt: skip
+            message = b""
         except OSError:
             message = b""
         if not message:
@@ -267,16 +290,27 @@ class _Fork:
             theirs.send(_ANSWER.pack(is_computed, time.process_time()))
 
 
-def _received(connection: socket.socket, size: int) -> bytes:
+def _received(connection: socket.socket, size: int, pieces: int | None = None) -> bytes:
     """The next message, of at most ``size`` bytes; empty if the other side has hung up.
 
+    Args:
+        connection: to the other side.
+        size: bytes.
+        pieces: of :data:`_PIECE_S`, that it is waited for; None: however long it takes.
+
     Raises:
+        TimeoutError: none has come.
         OSError: as of :meth:`socket.socket.recv`.
     """
     until = time.perf_counter() + _WATCH_S
     while time.perf_counter() < until:
         with suppress(BlockingIOError):
             return connection.recv(size, socket.MSG_DONTWAIT)
+    if pieces is not None:
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        if not any(poll.poll(1_000 * _PIECE_S) for _ in range(pieces)):
+            raise TimeoutError
     return connection.recv(size)
 
 

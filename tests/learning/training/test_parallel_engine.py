@@ -152,6 +152,23 @@ class FailsElsewhere:
         return self._engine.clipped_sum(*arguments)
 
 
+def test_where_a_process_stands_still_for_good_the_sum_is_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    """Its parent waited for it as long, and with it a round that was charged."""
+    engine = ParallelEngine(single(), 3, microbatch_s=0.5)
+    try:
+        weights, inputs, labels = records(DIGITS, 40)
+        expected = single().clipped_sum(weights, inputs, labels, [1.0])
+        os.kill(engine.forks[0], signal.SIGSTOP)
+        for _ in range(2):
+            assert_alike(engine.clipped_sum(weights, inputs, labels, [1.0]), expected)
+        assert not engine.is_whole, "the next round gets an engine with all its processes"
+        until_gone(engine.forks[0])
+    finally:
+        engine.close()
+    (said,) = caplog.messages
+    assert f"process {engine.forks[0]} of training has not answered" in said
+
+
 def test_a_share_that_fails_elsewhere_is_computed_here() -> None:
     engine = ParallelEngine(FailsElsewhere(single()), 3)  # type: ignore[arg-type]
     weights, inputs, labels = records(DIGITS, 61)
