@@ -98,6 +98,11 @@ class Bench:
     trusted: Collection[str] = ()
     processor_share: float = 1.0
 
+    @property
+    def trial_s(self) -> float:
+        """For one timing, by the clock."""
+        return _TRIAL_S / self.processor_share
+
     def make(self, kind: EngineKind, processes: int = 1) -> Engine:
         """The engine of that kind, checked on this board; in one process if no others can be started.
 
@@ -299,9 +304,9 @@ def _timings_elsewhere(bench: Bench, kind: EngineKind, counts: Sequence[int]) ->
             yield from _timings(bench, kind, counts)
             return
         try:
-            ours.settimeout(_TRIAL_S)
+            ours.settimeout(bench.trial_s)
             while True:
-                yield _answered(ours, kind)
+                yield _answered(ours, kind, bench.trial_s)
         finally:
             end(process, ours)
 
@@ -317,8 +322,8 @@ def _answer(timings: Iterator[_Seconds], asked: socket.socket) -> None:
         asked.send(json.dumps(answer).encode())
 
 
-def _answered(asked: socket.socket, kind: EngineKind) -> _Seconds:
-    """The next timing of a fork.
+def _answered(asked: socket.socket, kind: EngineKind, trial_s: float) -> _Seconds:
+    """The next timing of a fork, which may take so long.
 
     Raises:
         UnsuitableEngineError: there is none.
@@ -328,7 +333,7 @@ def _answered(asked: socket.socket, kind: EngineKind) -> _Seconds:
         asked.send(b"?")
         message = asked.recv(_LONGEST)
     except TimeoutError as error:
-        raise UnsuitableEngineError(f"a trial of {package} did not end within {_TRIAL_S:g} s") from error
+        raise UnsuitableEngineError(f"a trial of {package} did not end within {trial_s:g} s") from error
     except OSError:
         message = b""
     if not message:

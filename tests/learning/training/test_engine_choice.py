@@ -155,6 +155,17 @@ def test_a_trial_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     assert [trial.why_not for trial in trials if "did not end within 2 s" in trial.why_not]
 
 
+@pytest.mark.parametrize(("share", "kept"), [(1.0, False), (0.05, True)])
+def test_a_trial_has_as_long_as_its_processes_run(
+    monkeypatch: pytest.MonkeyPatch, share: float, kept: bool
+) -> None:
+    """`processor_share` stretched it by the clock, and an engine that was fast enough was given up."""
+    monkeypatch.setattr(calibration, "_TRIAL_S", 3.0)
+    monkeypatch.setattr(OnnxEngine, "is_batch_invariant", lambda self, seed=0: not time.sleep(5.0))
+    _, trials = choose_engine(bench(processor_share=share))
+    assert {trial.kind: not trial.why_not for trial in trials} == {"numpy": True, "onnx": kept}
+
+
 def test_where_no_process_can_be_started_one_trains(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
