@@ -1,8 +1,13 @@
 """The model of the last finished job, as a file for the board's own programs.
 
-It is public: the coordinator sends it to every device, whether that took part or not. So nothing here depends
-on a record, and nothing that fails here has any effect on a round: it is logged, and tried again at the next
-start. A coordinator that announces one model after the other wears the disk by one in ten minutes.
+It is public: the coordinator sends it to every device, whether that took part or not. Nothing that fails here
+has any effect on a round: it is logged, and tried again at the next start. A coordinator that announces one
+model after the other wears the disk by one in ten minutes.
+
+**Whether the file could be written is private.** How full the disk is follows from the records that lie on
+it, and a coordinator chooses how large a model is. So which chunks are asked for, and when, follows from what
+was announced and what came alone (:meth:`LatestModel.wants`), and a thread writes the files: the agent
+does not stand still for as long as that takes, where it would go on at once without room.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -48,59 +54,58 @@ class LatestModel:
     def __init__(self, settings: AgentSettings, clock: Clock) -> None:
         self.file, self._command, self._clock = settings.model_file, settings.model.command, clock
         self._data = settings.data
-        self._digest = _digest_of(self.file)
-        self._failed: bytes | None = None
-        """The digest of a model that could not be had or written: not tried again until the next start."""
+        self._settled: bytes | None = None
+        """The digest of the last model that was taken or given up: it is not asked for again until the next
+        start. Public: not whether it could be written."""
+        self._writing: _Writing | None = None
+        self._next: tuple[AssetTerms, bytes] | None = None
+        """What is written after that."""
         self._requests = 0
         self._not_before = -math.inf
         self._running: subprocess.Popen[bytes] | None = None
         self._ends_at = 0.0
 
     def wants(self, asset: AssetTerms) -> bool:
-        """Whether this is another model than the one in the file, and it is time for one."""
-        is_known = asset.digest in (self._digest, self._failed)
-        return not is_known and self._clock.monotonic() >= self._not_before
+        """Whether this is another model than the last one, and it is time for one. Public: it follows from
+        what was announced and what came since the start, and not from the file, nor from the disk."""
+        return asset.digest != self._settled and self._clock.monotonic() >= self._not_before
 
     def note_request(self, asset: AssetTerms) -> None:
         """Missing chunks were asked for once more: give a model up that does not come."""
         self._requests += 1
         if self._requests >= _REQUESTS:
-            self._failed, self._requests = asset.digest, 0
-            self._not_before = self._clock.monotonic() + _LEAST_S
+            self._settle(asset)
             log.warning("the model of the finished job did not come whole; is it too large for the broker?")
 
     def take(self, asset: AssetTerms, data: bytes) -> None:
-        """Replace the file. Raises nothing.
+        """Begin to replace the file, if it is another. Raises nothing, and waits for nothing.
 
         Args:
             asset: what a signed plan says of the model.
             data: the model, of that digest.
         """
-        try:
-            self._write(data)
-        except StorageError as error:
-            self._failed = asset.digest
-            log.error("the model of the finished job is not kept: %s", error)
-            return
-        self._digest, self._requests = asset.digest, 0
-        self._not_before = self._clock.monotonic() + _LEAST_S
-        log.info("the model of the finished job is in %s", self.file)
-        for sentence in disagreements(data, self._data):
-            log.warning("%s; correct agent.yaml, or ask the operator", sentence)
-        self._tell()
+        self._settle(asset)
+        self._next = asset, data
+        self.tend()
 
-    def _write(self, data: bytes) -> None:
-        with disk_errors(self.file):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            if shutil.disk_usage(self.file.parent).free < 2 * len(data) + SPACE_LEFT:
-                raise StorageError(
-                    f"{self.file.parent} has no room for {2 * len(data) >> 20} MiB besides what the ledger "
-                    "needs. Free some space, and start the agent again."
-                )
-            before = self.file.read_bytes() if self.file.is_file() else None
-        if before is not None:
-            write_atomically(previous_of(self.file), before)
-        write_atomically(self.file, data)
+    def _settle(self, asset: AssetTerms) -> None:
+        self._settled, self._requests = asset.digest, 0
+        self._not_before = self._clock.monotonic() + _LEAST_S
+
+    def _take_written(self) -> None:
+        """See whether the file is written, and begin with the next one."""
+        if self._writing is not None and not self._writing.is_alive():
+            is_another, self._writing = self._writing.is_another, None
+            if is_another:
+                self._tell()
+        if self._writing is None and self._next is not None:
+            self._writing, self._next = _Writing(self.file, *self._next, self._data), None
+            self._writing.start()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a file is being written, or its end has not been seen yet (:meth:`tend`)."""
+        return self._writing is not None
 
     def _tell(self) -> None:
         """Run the owner's command."""
@@ -118,7 +123,8 @@ class LatestModel:
         self._ends_at = self._clock.monotonic() + _COMMAND_S
 
     def tend(self) -> None:
-        """See how the owner's command does; call it now and then. Waits for nothing."""
+        """See how the file and the owner's command do; call it now and then. Waits for nothing."""
+        self._take_written()
         if self._running is None:
             return
         code = self._running.poll()
@@ -137,6 +143,53 @@ class LatestModel:
                 os.killpg(self._running.pid, signal.SIGKILL)
             self._running.wait()
             self._running = None
+
+
+class _Writing(threading.Thread):
+    """Replaces the file, which is done in one step, and keeps the one before.
+
+    Args:
+        file: to be replaced.
+        asset: what a signed plan says of the model.
+        data: the model.
+        declared: of the board's records, to be compared with what the model says.
+
+    Attributes:
+        is_another: whether the file is another now; once the thread has ended.
+    """
+
+    def __init__(self, file: Path, asset: AssetTerms, data: bytes, declared: DataSettings) -> None:
+        super().__init__(name="latest model", daemon=True)
+        self._file, self._asset, self._data, self._declared = file, asset, data, declared
+        self.is_another = False
+
+    def run(self) -> None:
+        """As of :class:`threading.Thread`."""
+        if _digest_of(self._file) == self._asset.digest:
+            return
+        try:
+            self._write()
+        except StorageError as error:
+            log.error("the model of the finished job is not kept: %s", error)
+            return
+        self.is_another = True
+        log.info("the model of the finished job is in %s", self._file)
+        for sentence in disagreements(self._data, self._declared):
+            log.warning("%s; correct agent.yaml, or ask the operator", sentence)
+
+    def _write(self) -> None:
+        file, data = self._file, self._data
+        with disk_errors(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(file.parent).free < 2 * len(data) + SPACE_LEFT:
+                raise StorageError(
+                    f"{file.parent} has no room for {2 * len(data) >> 20} MiB besides what the ledger "
+                    "needs. Free some space, and start the agent again."
+                )
+            before = file.read_bytes() if file.is_file() else None
+        if before is not None:
+            write_atomically(previous_of(file), before)
+        write_atomically(file, data)
 
 
 def previous_of(file: Path) -> Path:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import Broker, wait_until
+from brokers import PATIENCE_S, Broker, wait_until
 from clocks import MovableClock
 from daemons import agent_thread, attentive_daemons
 from exported_models import write_model
@@ -19,6 +20,7 @@ from fleets import agent_values, make_plan, write_agent
 from observers import Announcer
 from pydantic import ValidationError
 
+import agent.latest_model
 from agent.data_settings import DataSettings
 from agent.diagnosis import examine
 from agent.latest_model import LatestModel, disagreements, previous_of
@@ -34,6 +36,12 @@ _numbers = itertools.count()
 
 def asset_of(data: bytes) -> AssetTerms:
     return AssetTerms(role="model", digest=content_digest(data), size=len(data))
+
+
+def kept(latest: LatestModel, data: bytes) -> None:
+    """Take a model, and see it written, or not."""
+    latest.take(asset_of(data), data)
+    wait_until(lambda: latest.tend() or not latest.is_writing, "the file")
 
 
 def settings_in(directory: Path, **model: Any) -> AgentSettings:
@@ -60,19 +68,21 @@ def test_a_model_replaces_the_one_before_which_stays_beside_it(tmp_path: Path, c
     assert latest.file == tmp_path / "state" / "model.onnx"
     for data in (b"first", b"second", b"third"):
         assert latest.wants(asset_of(data))
-        latest.take(asset_of(data), data)
+        kept(latest, data)
         assert latest.file.read_bytes() == data
         assert not latest.wants(asset_of(data))
         clock.advance(700)
     assert previous_of(latest.file).read_bytes() == b"second"
     again = LatestModel(settings_in(tmp_path), clock)
-    assert not again.wants(asset_of(b"third")), "the file is known again after a restart"
-    assert again.wants(asset_of(b"second"))
+    written = latest.file.stat().st_mtime_ns
+    kept(again, b"third")
+    assert latest.file.stat().st_mtime_ns == written, "the file is known again after a restart"
+    assert previous_of(latest.file).read_bytes() == b"second"
 
 
 def test_one_model_in_ten_minutes_is_written(tmp_path: Path, clock: MovableClock) -> None:
     latest = LatestModel(settings_in(tmp_path), clock)
-    latest.take(asset_of(b"a"), b"a")
+    kept(latest, b"a")
     clock.advance(590)
     assert not latest.wants(asset_of(b"b"))
     clock.advance(20)
@@ -85,7 +95,7 @@ def test_a_model_that_cannot_be_written_is_told_once_and_left(
     (tmp_path / "file").touch()
     latest = LatestModel(settings_in(tmp_path, file=str(tmp_path / "file" / "model.onnx")), clock)
     with caplog.at_level(logging.INFO, "agent.latest_model"):
-        latest.take(asset_of(b"a"), b"a")
+        kept(latest, b"a")
     assert not latest.wants(asset_of(b"a"))
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
@@ -95,9 +105,61 @@ def test_a_disk_with_little_room_keeps_it_for_the_ledger(
 ) -> None:
     monkeypatch.setattr("agent.latest_model.SPACE_LEFT", 1 << 60)
     latest = LatestModel(settings_in(tmp_path), clock)
-    latest.take(asset_of(b"a"), b"a")
+    kept(latest, b"a")
     assert not latest.file.exists()
     assert "Free some space" in caplog.text
+
+
+def asked_for(directory: Path, clock: MovableClock) -> list[bool]:
+    """When an agent would ask the broker for chunks, which shows: a model has come, those of others are
+    missing, and after a restart those of the first as well."""
+    directory.mkdir()
+    asked, latest = [], LatestModel(settings_in(directory), clock)
+    kept(latest, b"first")
+    for data in (b"first", b"second", b"third"):
+        for _ in range(15):
+            if wants := latest.wants(asset_of(data)):
+                latest.note_request(asset_of(data))
+            asked.append(wants)
+            clock.advance(60)
+    again = LatestModel(settings_in(directory), clock)
+    return [*asked, *(again.wants(asset_of(data)) for data in (b"first", b"second"))]
+
+
+def test_what_is_asked_for_does_not_tell_whether_there_was_room(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How full a disk is follows from the records on it; before, an agent that had no room for the last model
+    asked for the next one at once, and for the same one after a restart."""
+    asked = asked_for(tmp_path / "roomy", clock)
+    assert any(asked)
+    assert not all(asked)
+    monkeypatch.setattr("agent.latest_model.SPACE_LEFT", 1 << 60)
+    assert asked_for(tmp_path / "full", clock) == asked
+    assert (tmp_path / "roomy/state/model.onnx").exists()
+    assert not (tmp_path / "full/state/model.onnx").exists()
+
+
+def test_nobody_waits_until_a_model_is_written(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is slow would show, and one that is full would not."""
+    slow, original = threading.Event(), agent.latest_model.write_atomically
+
+    def write(path: Path, data: bytes) -> None:
+        slow.wait(PATIENCE_S)
+        original(path, data)
+
+    monkeypatch.setattr("agent.latest_model.write_atomically", write)
+    latest = LatestModel(settings_in(tmp_path), clock)
+    for data in (b"first", b"second", b"third"):
+        latest.take(asset_of(data), data)
+        latest.tend()
+    assert not latest.file.exists()
+    slow.set()
+    wait_until(lambda: latest.tend() or not latest.is_writing, "the file")
+    assert latest.file.read_bytes() == b"third", "the last one, and not all that came meanwhile"
+    assert previous_of(latest.file).read_bytes() == b"first"
 
 
 def test_chunks_that_do_not_come_are_asked_for_a_few_times(tmp_path: Path, clock: MovableClock) -> None:
@@ -151,7 +213,7 @@ def test_a_board_that_declares_other_inputs_than_the_model_is_told(
     declared = {"kind": "csv", "path": "walks", "classes": 3, "csv": csv, "shape": None, "dtype": None}
     values = agent_values(None, KEY, state_dir=str(tmp_path / "state"), data=declared)
     latest = LatestModel(AgentSettings.model_validate(values), clock)
-    latest.take(asset_of(data), data)
+    kept(latest, data)
     assert latest.file.read_bytes() == data
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warned) == bool(said)
@@ -180,7 +242,7 @@ def test_the_owners_command_gets_the_path(tmp_path: Path, clock: MovableClock) -
     told = tmp_path / "told"
     code = f"import shutil, sys; shutil.copy(sys.argv[1], {str(told)!r})"
     latest = LatestModel(settings_in(tmp_path, command=[sys.executable, "-c", code]), clock)
-    latest.take(asset_of(b"new"), b"new")
+    kept(latest, b"new")
     wait_until(lambda: told.exists() and told.read_bytes() == b"new", "the command's copy")
     latest.stop()
 
@@ -189,7 +251,7 @@ def test_what_the_command_has_started_ends_with_it(tmp_path: Path, clock: Movabl
     noted = tmp_path / "noted"
     shell = f"sleep 600 & echo $! > {noted}; wait"
     latest = LatestModel(settings_in(tmp_path, command=["/bin/sh", "-c", shell]), clock)
-    latest.take(asset_of(b"new"), b"new")
+    kept(latest, b"new")
     wait_until(lambda: noted.exists() and noted.read_text().strip(), "the shell's child")
     child = int(noted.read_text())
     assert "sleep" in Path(f"/proc/{child}/cmdline").read_text()
@@ -217,7 +279,7 @@ def test_a_command_that_fails_or_hangs_is_told_and_ends(
 ) -> None:
     latest = LatestModel(settings_in(tmp_path, command=command), clock)
     began = time.monotonic()
-    latest.take(asset_of(b"new"), b"new")
+    kept(latest, b"new")
     assert time.monotonic() - began < 10, "nobody waits for it"
     clock.advance(0.0 if "exit code" in words else 61.0)
 
