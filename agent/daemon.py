@@ -16,7 +16,7 @@ from agent.announcements import Announcements
 from agent.cycle import Cycle
 from agent.database import ledger_errors
 from agent.energy import EnergyMeter
-from agent.governor import Governor, require_public_disk
+from agent.governor import Governor, require_public_room
 from agent.latest_model import LatestModel
 from agent.limits import shown
 from agent.profile import check_board, open_profile
@@ -76,7 +76,7 @@ class Agent:
         log.info("board profile %s: %s", loaded.name, profile.description)
         self._settings = settings = on_board(settings, profile)
         require_declared(settings.data)
-        require_public_disk(settings.governor, settings.state_dir, settings.data.path)
+        require_public_room(settings.governor, settings.state_dir, settings.data.path)
         os.nice(max(0, profile.niceness - os.nice(0)))
         self._verifier = Verifier(settings.coordinator_key, settings.fleet)
         self._topics = Topics(settings.fleet)

@@ -21,7 +21,7 @@ from agent.board import Board
 from agent.charges import Budget, BudgetChange, Charge
 from agent.database import no_ledger, no_second_head
 from agent.energy import EnergyMeter
-from agent.governor import Governor, require_public_disk
+from agent.governor import Governor, require_public_room
 from agent.heads import read_second_head
 from agent.latest_model import disagreements
 from agent.limit_settings import LimitSettings
@@ -151,7 +151,7 @@ def governed(settings: AgentSettings, sensors: Sensors) -> Iterator[Finding]:
         yield fine("governor", "trains whenever there is a round: no `governor` in agent.yaml or the profile")
         return
     try:
-        require_public_disk(wanted, settings.state_dir, settings.data.path)
+        require_public_room(wanted, settings.state_dir, settings.data.path)
     except DpagentError as error:
         yield problem_of("governor", error)
         return

@@ -18,13 +18,13 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from agent.governor_settings import GovernorSettings, is_in
 from agent.questions import Question
-from agent.sensors import Sensors, Ticks
+from agent.sensors import Sensors, Ticks, text_in
 from dpagent.clock import Clock
 from dpagent.errors import ConfigurationError
 from dpagent.wording import counted
@@ -42,6 +42,8 @@ _LOAD_TO_BEGIN: Final = 0.8
 _CHARGE_TO_BEGIN: Final = 5
 """Points of charge above the least one, at which training goes on."""
 _LINK_PERIOD_S: Final = 20.0
+_IN_MEMORY: Final = ("tmpfs", "ramfs", "overlay")
+"""File systems that take memory for what lies on them, or may: an overlay's upper layer may be any."""
 _METERED: Final = {"u 1": True, "u 2": False, "u 3": True, "u 4": False}
 """NetworkManager's NMMetered as busctl prints it: yes, no, and both as a guess; 0 is unknown."""
 _ASK_NETWORK_MANAGER: Final = (
@@ -73,9 +75,9 @@ class Governor:
         """The sensors that have answered."""
         self._is_held: set[str] = set()
         """The checks that hold training back: they let it go on at another value than they stop it at."""
-        self._load = _Load(sensors, clock)
         self._command = _question(settings.command, settings.command_period_s, clock)
         self._link = _question(self._link_command(), _LINK_PERIOD_S, clock)
+        self._load = _Load(sensors, clock, [each for each in (self._command, self._link) if each is not None])
         for absent in self.absent():
             log.warning("governor: %s", absent)
 
@@ -299,12 +301,23 @@ class Governor:
 
 
 class _Load:
-    """What other programs take of the processor, on average over the last seconds."""
+    """What other programs take of the processor, on average over the last seconds.
 
-    def __init__(self, sensors: Sensors, clock: Clock) -> None:
-        self._sensors, self._clock = sensors, clock
+    A process that nobody waits for takes its time out of the agent's with it: so does a look at the records,
+    when the training process ends that began it. What is measured then would be by so much too high, and how
+    much is a matter of records. So a time in which a process ended that the agent had started, but for a
+    question, does not count.
+
+    Args:
+        sensors: of the board.
+        clock: the program's.
+        questions: that the governor asks; their processes are waited for.
+    """
+
+    def __init__(self, sensors: Sensors, clock: Clock, questions: Sequence[Question] = ()) -> None:
+        self._sensors, self._clock, self._questions = sensors, clock, questions
         self._at = -float("inf")
-        self._before: tuple[Ticks, int] | None = None
+        self._before: tuple[Ticks, int, set[int]] | None = None
         self._shares: deque[float] = deque(maxlen=_LOADS)
         self.is_there = sensors.ticks() is not None
 
@@ -320,16 +333,16 @@ class _Load:
         return sum(self._shares) / len(self._shares) if self._shares else None
 
     def _measure(self) -> None:
-        ticks, own = self._sensors.ticks(), self._sensors.ticks_of(os.getpid())
+        ticks, (own, children) = self._sensors.ticks(), self._sensors.own_of(os.getpid())
+        children -= {question.process for question in self._questions if question.process is not None}
         if ticks is None:
             return
         if self._before is not None:
-            before, own_before = self._before
+            before, own_before, children_before = self._before
             passed, busy = ticks.total - before.total, ticks.busy - before.busy
-            # What a process took that has ended meanwhile, and was nobody's to wait for, is missing.
-            if passed > 0 and own >= own_before:
+            if passed > 0 and own >= own_before and children_before <= children:
                 self._shares.append(min(1.0, max(0.0, (busy - (own - own_before)) / passed)))
-        self._before = ticks, own
+        self._before = ticks, own, children
 
 
 def _clock_face(minute: int) -> str:
@@ -341,25 +354,51 @@ def _question(command: tuple[str, ...], period_s: float, clock: Clock) -> Questi
     return Question(command, period_s, clock) if command else None
 
 
-def require_public_disk(settings: GovernorSettings, state_dir: Path, data: Path) -> None:
-    """Refuse a limit on the room of the disk that the records lie on: it would tell how many there are.
+def require_public_room(settings: GovernorSettings, state_dir: Path, data: Path) -> None:
+    """Refuse a limit on the room where the records lie, on a disk or in memory: it would tell how many there
+    are.
 
     Raises:
         ConfigurationError: There is one.
     """
-    if settings.least_free_disk_mib is None:
-        return
-    try:
-        is_one = _existing(state_dir).stat().st_dev == _existing(data).stat().st_dev
-    except OSError:
-        is_one = True
-    if is_one:
+    if settings.least_free_disk_mib is not None and _share_room(_existing(state_dir), _existing(data)):
         raise ConfigurationError(
             f"governor.least_free_disk_mib is {settings.least_free_disk_mib}, and the records ({data}) lie on"
             f" the disk of state_dir ({state_dir}). How full that is follows from them, and whether this"
             " board trains would tell it. Move one of the two to another disk or partition, or leave the key"
             " out."
         )
+    if settings.least_free_memory_mib is None:
+        return
+    if (kind := _file_system_of(_existing(data))) in _IN_MEMORY:
+        raise ConfigurationError(
+            f"governor.least_free_memory_mib is {settings.least_free_memory_mib}, and the records ({data})"
+            f" lie on a file system ({kind}) that may be in memory. How much of it is free follows from them"
+            " then, and whether this board trains would tell it. Move them to a disk, or leave the key out."
+        )
+
+
+def _share_room(one: Path, other: Path) -> bool:
+    """Whether two directories take the room of one disk: those of one file system do, and those of several
+    that share it (subvolumes, an overlay and what is below it), which then have as much left."""
+    try:
+        if one.stat().st_dev == other.stat().st_dev:
+            return True
+        left = [(each.f_bavail * each.f_frsize, each.f_blocks) for each in map(os.statvfs, (one, other))]
+    except OSError:
+        return True
+    return left[0][0] == left[1][0] and all(blocks for _, blocks in left)
+
+
+def _file_system_of(directory: Path) -> str | None:
+    """The kind of a directory's file system (proc_pid_mountinfo(5)), if the kernel names one."""
+    device = directory.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in (text_in(Path("/proc/self/mountinfo")) or "").splitlines():
+        mount, _, rest = line.partition(" - ")
+        if mount.split()[2] == number:
+            return rest.split()[0]
+    return None
 
 
 def _existing(path: Path) -> Path:

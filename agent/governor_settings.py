@@ -67,10 +67,11 @@ class GovernorSettings(Settings):
     metered."""
     least_free_memory_mib: Annotated[int, Field(ge=1)] | None = None
     """Memory that other programs must leave for a round to begin, in MiB; what training has by then counts
-    as left. A round that has begun goes on: it has its memory."""
+    as left. A round that has begun goes on: it has its memory. The records must not lie on a file system in
+    memory (``/dev/shm``, a RAM disk, an overlay root): how much is left would tell of them."""
     least_free_disk_mib: Annotated[int, Field(ge=1)] | None = None
-    """Room on the disk of ``state_dir`` for a round to begin, in MiB. The records must lie on another one:
-    how full theirs is tells of them."""
+    """Room on the disk of ``state_dir`` for a round to begin, in MiB. The records must lie on another one
+    (subvolumes and overlays of one disk are none): how full theirs is tells of them."""
     command: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Program and arguments that say whether the board may train: yes by exit code 0, no by any other, within
     ten seconds. The last line that it prints goes into the log. It must not look at records."""

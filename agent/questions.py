@@ -58,6 +58,11 @@ class Question:
             self._ask(now)
         return self._answer
 
+    @property
+    def process(self) -> int | None:
+        """The id of the command's process, while it runs."""
+        return None if self._running is None else self._running.pid
+
     def stop(self) -> None:
         """End the command if it runs."""
         if self._running is not None:

@@ -46,6 +46,20 @@ class Ticks(NamedTuple):
     busy: int
 
 
+class _Relative(NamedTuple):
+    """A process.
+
+    Attributes:
+        process: its id.
+        parent: that of its parent.
+        ticks: processor time, of itself and of its children that have been waited for.
+    """
+
+    process: int
+    parent: int
+    ticks: int
+
+
 class Sensors:
     """The board's sensors.
 
@@ -104,9 +118,11 @@ class Sensors:
         user, nice, system, *rest = map(int, line[1:9])
         return Ticks(user + nice + system + sum(rest), user + nice + system)
 
-    def ticks_of(self, process: int) -> int:
-        """Processor time so far of a process and all that descend from it, whether they have ended or not."""
-        return sum(ticks for _, ticks in self._family(process))
+    def own_of(self, process: int) -> tuple[int, set[int]]:
+        """Processor time so far of a process and all that descend from it, whether they have ended or not, as
+        far as somebody has waited for them; and which of those are there that it has started itself."""
+        family = list(self._family(process))
+        return sum(each.ticks for each in family), {each.process for each in family if each.parent == process}
 
     def available_mib(self) -> int | None:
         """Memory that a program could have without swapping, in MiB."""
@@ -118,9 +134,10 @@ class Sensors:
     def memory_below_mib(self, process: int) -> int:
         """Memory that would be available if all that descend from a process ended, in MiB."""
         kib = 0
-        for child, _ in self._family(process):
-            if child != process:
-                for line in (text_in(self.root / f"proc/{child}/smaps_rollup") or "").splitlines():
+        for child in self._family(process):
+            if child.process != process:
+                smaps = text_in(self.root / f"proc/{child.process}/smaps_rollup")
+                for line in (smaps or "").splitlines():
                     if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
                         kib += int(line.split()[1])
         return kib >> 10
@@ -153,9 +170,8 @@ class Sensors:
         """Whether NetworkManager runs."""
         return (self.root / "run/NetworkManager").is_dir()
 
-    def _family(self, ancestor: int) -> Iterator[tuple[int, int]]:
-        """A process and all that descend from it, each with the processor time, in ticks, of itself and of
-        its children that have been waited for."""
+    def _family(self, ancestor: int) -> Iterator[_Relative]:
+        """A process and all that descend from it."""
         parents: dict[int, int] = {}
         ticks: dict[int, int] = {}
         try:
@@ -174,7 +190,7 @@ class Sensors:
                     break
                 place = parents.get(place)
             if place == ancestor:
-                yield number, ticks[number]
+                yield _Relative(number, parents[number], ticks[number])
 
 
 def processor_s_of(process: int, *, with_children: bool) -> float:

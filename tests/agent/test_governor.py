@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 
 from agent import governor as governor_module
 from agent import sensors as sensors_module
-from agent.governor import Governor, require_public_disk
+from agent.governor import Governor, require_public_room
 from agent.governor_settings import GovernorSettings, is_in
 from agent.profile import load_profile
 from agent.sensors import Sensors
@@ -185,18 +186,47 @@ def test_other_programs_come_first(tmp_path: Path) -> None:
     assert pass_time(0.35, 0.0, 12) is None
 
 
+@pytest.mark.parametrize("looked", [0, 40, 120, 145, 160, 190])
+def test_what_a_look_took_is_no_load_of_others_when_the_training_process_ends(
+    tmp_path: Path, looked: int
+) -> None:
+    """Nobody waits for a look whose parent is ended; before, a round began later, or not, by how long it had
+    taken, and so by what there was to decode."""
+    board = Board(tmp_path, highest_load=0.15)
+    agent, training, look, following = os.getpid(), 40_000, 40_001, 40_002
+    held = []
+
+    def pass_time(ticks: int) -> None:
+        board.tree.compute((8 + ticks) / 400, 2.0)
+        held.append(board.why_not(after_s=2.0) is not None)
+
+    board.tree.run(agent, 1, 0)
+    board.tree.run(training, agent, 100)
+    pass_time(0)
+    board.tree.run(look, training, looked)
+    pass_time(looked)
+    board.tree.run(agent, 1, 100)
+    for ended in (training, look):
+        board.tree.remove(f"proc/{ended}/stat")
+    board.tree.run(following, agent, 150)
+    pass_time(150)
+    board.tree.run(following, agent, 250)
+    pass_time(100)
+    assert held == [True, False, False, False]
+
+
 def test_a_child_that_computes_counts_as_the_agents_own_on_a_real_kernel() -> None:
     sensors, spends = (
         Sensors(),
         "import time\nwhile time.process_time() < 0.4: pass\nprint(flush=True)\ninput()",
     )
-    before = sensors.ticks_of(os.getpid())
+    before = sensors.own_of(os.getpid())[0]
     with subprocess.Popen(
         [sys.executable, "-c", spends], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        assert sensors.ticks_of(os.getpid()) >= before + 0.4 * os.sysconf("SC_CLK_TCK") - 2
+        assert sensors.own_of(os.getpid())[0] >= before + 0.4 * os.sysconf("SC_CLK_TCK") - 2
         child.kill()
     ticks = sensors.ticks()
     assert ticks is not None
@@ -406,6 +436,47 @@ def test_a_profiles_governor_holds_where_agent_yaml_is_silent(tmp_path: Path) ->
 def test_how_full_the_disk_of_the_records_is_decides_nothing(tmp_path: Path) -> None:
     settings = GovernorSettings(least_free_disk_mib=100)
     with pytest.raises(ConfigurationError, match="least_free_disk_mib is 100"):
-        require_public_disk(settings, tmp_path / "not/yet", tmp_path)
-    require_public_disk(settings, tmp_path, Path("/proc/self"))
-    require_public_disk(GovernorSettings(), tmp_path, tmp_path)
+        require_public_room(settings, tmp_path / "not/yet", tmp_path)
+    require_public_room(settings, tmp_path, Path("/proc/self"))
+    require_public_room(GovernorSettings(), tmp_path, tmp_path)
+
+
+OVERLAY = """
+import sys
+from pathlib import Path
+from agent.governor import require_public_room
+from agent.governor_settings import GovernorSettings
+root = Path(sys.argv[1])
+require_public_room(GovernorSettings(**{sys.argv[2]: 1}), root / "state", root / "records")
+"""
+
+
+@pytest.mark.parametrize("key", ["least_free_disk_mib", "least_free_memory_mib"])
+def test_an_overlay_is_no_other_disk_and_may_be_in_memory(tmp_path: Path, key: str) -> None:
+    """Before, one record of 5 kB on an overlay decided whether a board trained by the room below it."""
+    inside = ["unshare", "--map-root-user", "--user", "--mount"]
+    layers = f"lowerdir={tmp_path}/low,upperdir={tmp_path}/up,workdir={tmp_path}/work"
+    mounts = (
+        f"mount -t tmpfs x {tmp_path} && cd {tmp_path} && mkdir low up work records state"
+        f" && mount -t overlay x -o {layers} records"
+    )
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*inside, "sh", "-c", mounts], check=False).returncode
+    ):
+        pytest.skip("this system lets nobody mount an overlay")
+    command = f'{mounts} && cd / && exec "$0" -P -c "$1" "$2" "$3"'
+    found = subprocess.run(
+        [*inside, "sh", "-c", command, sys.executable, OVERLAY, tmp_path, key],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert f"governor.{key} is 1, and the records" in found.stderr
+
+
+def test_free_memory_decides_nothing_where_records_lie_in_it(tmp_path: Path) -> None:
+    memory, settings = Path("/dev/shm"), GovernorSettings(least_free_memory_mib=1)
+    if not memory.is_dir():
+        pytest.skip("this system has no file system in memory")
+    with pytest.raises(ConfigurationError, match=r"least_free_memory_mib is 1.*\(tmpfs\)"):
+        require_public_room(settings, tmp_path, memory / "not" / "yet")
+    require_public_room(GovernorSettings(least_free_disk_mib=1), Path("/proc/self"), memory)
