@@ -58,7 +58,8 @@ class _Round:
     def __init__(self, directory: Path, values: dict[str, Any]) -> None:
         paths = {"state_dir": directory / "state", "keys_dir": directory / "keys"}
         self._coordinator = Coordinator(FleetSettings.model_validate(values | paths))
-        self._cycle = self._coordinator._cycle
+        assert self._coordinator.running is not None
+        self._cycle = self._coordinator.running.cycle
         self._cycle.open()
         task = self._cycle._task
         assert task is not None

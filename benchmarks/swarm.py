@@ -25,7 +25,7 @@ import yaml
 from agent.noisy_sums import noisy_gradients
 from benchmarks.figures import BenchmarkError, Skipped
 from coordinator.keys import load_signer
-from coordinator.store import RoundRecord, StoreReader
+from coordinator.reader import RoundRecord, StoreReader
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine

@@ -29,6 +29,7 @@ class FileKind(StrEnum):
 
     AGENT = "agent"
     FLEET = "fleet"
+    JOB = "job"
     MIXER = "mixer"
     PROFILE = "profile"
 
@@ -95,6 +96,11 @@ def schema(
 
     name: Any = "coordinator" if kind is FileKind.FLEET else kind.value
     made = schema_of(name).model_json_schema()
+    if kind is FileKind.FLEET:
+        from coordinator.settings import CoordinatorSettings
+
+        # It holds a job, or its jobs are in files of their own.
+        made["required"] = CoordinatorSettings.model_json_schema()["required"]
     typer.echo(
         json.dumps(
             {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}, indent=2, ensure_ascii=False
@@ -161,4 +167,4 @@ def _origin(
 
 
 def _of(kind: str) -> str:
-    return {"agent": "a board", "coordinator": "a coordinator", "mixer": "a mixer"}[kind]
+    return {"agent": "a board", "coordinator": "a coordinator", "mixer": "a mixer", "job": "a job"}[kind]

@@ -15,19 +15,21 @@ from dpagent.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from agent.settings import AgentSettings
-    from coordinator.settings import FleetSettings
+    from coordinator.settings import CoordinatorSettings, FleetSettings
     from dpagent.configuration import Settings
     from dpagent.overrides import Override
     from mixer.settings import MixerSettings
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["agent", "coordinator", "mixer"]
+Kind = Literal["agent", "coordinator", "mixer", "job"]
 
 FILES: Final[dict[Kind, str]] = {"agent": "agent.yaml", "coordinator": "fleet.yaml", "mixer": "mixer.yaml"}
 """What the file of each daemon is called."""
-_OWN_KEYS: Final[dict[Kind, set[str]]] = {"agent": {"data", "budget"}, "coordinator": {"rounds", "privacy"}}
-"""What only one daemon has, and must have."""
+_OWN_KEYS: Final[dict[Kind, set[str]]] = {
+    "agent": {"data", "budget"}, "coordinator": {"devices"}, "job": {"rounds", "privacy"},
+}  # fmt: skip
+"""What only one kind of file has, and must have. A fleet.yaml may have what a job has besides."""
 ETC: Final = Path("/etc/dpagent")
 """Where it is if it is not in the working directory."""
 _VARIABLE: Final = "DPAGENT_CONFIG"
@@ -57,7 +59,7 @@ MixerConfig = Annotated[
 AnyConfig = Annotated[
     Path | None,
     typer.Option(
-        "--config", envvar=_VARIABLE, help="An agent.yaml, fleet.yaml or mixer.yaml.",
+        "--config", envvar=_VARIABLE, help="An agent.yaml, fleet.yaml, mixer.yaml or job file.",
         show_default="the first of them in the working directory, else in /etc/dpagent",
     ),
 ]  # fmt: skip
@@ -97,9 +99,13 @@ class Configuration:
 
                 return load_agent_settings(self.file, self.overrides)
             case "coordinator":
-                from coordinator.settings import load_fleet_settings
+                from coordinator.settings import load_coordinator_settings
 
-                return load_fleet_settings(self.file, self.overrides)
+                return load_coordinator_settings(self.file, self.overrides)
+            case "job":
+                from coordinator.settings import load_job_settings
+
+                return load_job_settings(self.file, self.overrides)
             case "mixer":
                 from mixer.settings import load_mixer_settings
 
@@ -122,8 +128,15 @@ def agent_settings(config: Path | None, options: Sequence[str] | None = None) ->
     return load_agent_settings(*_given("agent", config, options))
 
 
+def coordinator_settings(config: Path | None, options: Sequence[str] | None = None) -> CoordinatorSettings:
+    """The settings of a coordinator, with the job that its file may hold; see :func:`agent_settings`."""
+    from coordinator.settings import load_coordinator_settings
+
+    return load_coordinator_settings(*_given("coordinator", config, options))
+
+
 def fleet_settings(config: Path | None, options: Sequence[str] | None = None) -> FleetSettings:
-    """The settings of a coordinator; see :func:`agent_settings`."""
+    """The settings of a coordinator whose file holds a job; see :func:`agent_settings`."""
     from coordinator.settings import load_fleet_settings
 
     return load_fleet_settings(*_given("coordinator", config, options))
@@ -219,12 +232,12 @@ def kind_of(config: Path, overrides: Sequence[Override] = ()) -> Kind:
     keys = in_file | {each.key[0] for each in overrides}
     for kind, own in _OWN_KEYS.items():
         if own & in_file or own <= keys:
-            return kind
+            return "coordinator" if kind == "job" and "fleet" in keys else kind
     if "coordinator_key" in keys:
         return "mixer"
     raise ConfigurationError(
-        f"{config} is no agent.yaml, fleet.yaml or mixer.yaml. The first has the keys data and budget, the "
-        "second rounds and privacy, the third coordinator_key."
+        f"{config} is no agent.yaml, fleet.yaml, mixer.yaml or job file. The first has the keys data and "
+        "budget, the second fleet and devices, the third coordinator_key, the last rounds and privacy."
     )
 
 
@@ -243,6 +256,10 @@ def schema_of(kind: Kind | Literal["profile"]) -> type[Settings]:
             from mixer.settings import MixerSettings
 
             return MixerSettings
+        case "job":
+            from coordinator.settings import JobSettings
+
+            return JobSettings
         case "profile":
             from agent.profile import Profile
 

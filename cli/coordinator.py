@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.commands import Commands
-from cli.configurations import FleetConfig, SetOptions, fleet_settings
-from cli.daemons import LogLevel, LogLevelOption, StopSignals, rest, start_logging
+from cli.configurations import FleetConfig, SetOptions, coordinator_settings
+from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
+from cli.job import NO_JOB, state_of
+from cli.job import app as job_app
 from cli.output import finite
 from cli.tables import print_table
 from dpagent.wording import counted
 
 if TYPE_CHECKING:
-    from dpagent.privacy.statement import BudgetStatement
+    pass
 
 app = Commands(help="Run and inspect the rounds of a fleet.", no_args_is_help=True)
+app.add_typer(job_app, name="job")
 
 
 @app.command()
@@ -30,15 +33,16 @@ def run(
         bool,
         typer.Option(
             "--stay",
-            help="Stay without work once the job is finished, for a container that would be started again.",
+            help="Stay once all jobs are over, and wait for others: as a service, or in a container.",
         ),
     ] = False,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
-    """Run the fleet's job until it is finished, or until SIGTERM or Ctrl-C.
+    """Run the jobs of the queue until all are over, or until SIGTERM or Ctrl-C.
 
-    After a restart on the same state directory it continues in the middle of the round. A
-    finished job leaves model.onnx in the state directory.
+    A job in fleet.yaml is the first; `dpagent coordinator job add` adds others, also while this runs. After
+    a restart on the same state directory it continues in the middle of the round. Each job leaves model.onnx
+    in a directory of its own, jobs/NAME in the state directory.
     """
     start_logging(log_level)
     stop = StopSignals()
@@ -47,12 +51,9 @@ def run(
     with extra_needed("coordinator", "The coordinator"):
         from coordinator.daemon import Coordinator
 
-    coordinator = Coordinator(fleet_settings(config, options))
-    stopping = stop.serving()
-    finished = coordinator.run(stopping)
-    if finished and stay:
-        rest(stopping)
-    raise typer.Exit(0 if finished else stop.exit_code)
+    coordinator = Coordinator(coordinator_settings(config, options), stays=stay)
+    is_done = coordinator.run(stop.serving())
+    raise typer.Exit(0 if is_done else stop.exit_code)
 
 
 @app.command()
@@ -60,39 +61,41 @@ def key(config: FleetConfig = None) -> None:
     """Print the coordinator's public key (`coordinator_key` in agent.yaml)."""
     from coordinator.keys import load_signer
 
-    settings = fleet_settings(config)
+    settings = coordinator_settings(config)
     typer.echo(load_signer(settings.keys_dir, settings.fleet).public_key)
 
 
 @app.command()
 def status(
     config: FleetConfig = None,
+    job: Annotated[str | None, typer.Option("--job", metavar="NAME", help="The job that is shown.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show the job's rounds: budget, noise, accuracy and fragments, also during the job."""
-    from coordinator.columns import spent_columns
-    from coordinator.store import StoreReader
+    """Show a job's rounds: budget, noise, accuracy and fragments, also during the job.
 
-    settings = fleet_settings(config)
-    reader = StoreReader(settings.state_dir)
+    By default those of the job that goes on, or else of the one that ended last.
+    """
+    from coordinator.columns import spent_in
+    from coordinator.queue import JobState
+    from coordinator.reader import StoreReader
+
+    reader = StoreReader(coordinator_settings(config).state_dir, job)
     try:
-        rounds, counters, finished = reader.rounds(), reader.counters(), reader.is_finished()
-        job, least = reader.job(), reader.least_counted()
+        queued, rounds, counters = reader.queued(), reader.rounds(), reader.counters()
+        waiting = [each for each in reader.jobs() if not each.state.is_over]
     finally:
         reader.close()
-    closed = [each for each in rounds if each.closed_at is not None]
-    columns: tuple[BudgetStatement, ...] = ()
-    if job is not None and closed:
-        spent = max(each.epsilon or 0.0 for each in closed)
-        columns = spent_columns(job, rounds=len(closed), epsilon=spent, devices=least)
-    name = None if job is None else job.id.hex()
+    columns = () if queued is None else spent_in(queued.job, rounds)
     if as_json:
         typer.echo(
             json.dumps(
                 finite(
                     {
-                        "job": name,
-                        "finished": finished,
+                        "job": None if queued is None else queued.job.id.hex(),
+                        "name": None if queued is None else queued.name,
+                        "state": None if queued is None else queued.state,
+                        "paused": queued is not None and queued.is_paused,
+                        "finished": queued is not None and queued.state is JobState.FINISHED,
                         "spent": [column.as_dict() for column in columns],
                         "counters": counters,
                         "rounds": [asdict(r) for r in rounds],
@@ -102,10 +105,18 @@ def status(
             )
         )
         return
-    state = "finished" if finished else "running"
-    typer.echo(f"Job {name}: {state}, {len(rounds)} of {counted(settings.rounds, 'round')} started.")
+    if queued is None:
+        typer.echo(NO_JOB)
+        return
+    typer.echo(
+        f"Job {queued.name} ({queued.job.id.hex()}): {state_of(queued)}, {len(rounds)} of "
+        f"{counted(queued.job.rounds, 'round')} started."
+    )
+    others = [each.name for each in waiting if each.number != queued.number]
+    if others:
+        typer.echo(f"Also in the queue: {', '.join(others)}. `dpagent coordinator job list` shows all.")
     if rounds:
-        follows = settings.privacy.clipping.kind == "quantile"
+        follows = any(each.clip_norm is not None for each in rounds)
         print_table(
             [
                 *("round", "noise multiplier", "ε so far", "accuracy", "fragments", "clamped", "norm kept"),
@@ -114,7 +125,7 @@ def status(
             [
                 [
                     str(r.number),
-                    "open" if r.noise_multiplier is None else f"{r.noise_multiplier:.3f}",
+                    "open" if not r.is_over else "given up" if r.given_up_at else f"{r.noise_multiplier:.3f}",
                     ""
                     if r.epsilon is None
                     else f"{r.epsilon:.4f}"

@@ -6,16 +6,11 @@ import logging
 import signal
 import threading
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from dpagent.errors import ExitCode
-from dpagent.service_manager import ServiceManager
-
-log = logging.getLogger(__name__)
-
-_REST_S: Final = 1.0
 
 
 class LogLevel(StrEnum):
@@ -61,12 +56,3 @@ class StopSignals:
     def exit_code(self) -> ExitCode:
         """The exit code: Ctrl-C has its own."""
         return ExitCode.INTERRUPTED if self._signal == signal.SIGINT else ExitCode.OK
-
-
-def rest(stop: threading.Event) -> None:
-    """Stay without work until a stop, and go on saying that the program gets on."""
-    log.info("nothing is left to do; staying until a stop")
-    manager = ServiceManager()
-    while not stop.wait(_REST_S):
-        manager.alive()
-    manager.stopping()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.configurations import AnyConfig, agent_settings, configuration, fleet_settings, stated
+from cli.configurations import AnyConfig, agent_settings, configuration, coordinator_settings, stated
 from cli.findings import as_json, exit_code_of, lines_of, summary_of
 from cli.output import write_json
 from cli.tables import reader_may_leave
@@ -65,12 +65,12 @@ def _findings(config: Path | None, *, asks_broker: bool) -> Iterator[Finding]:
             case "coordinator":
                 from coordinator.diagnosis import examine as examine_coordinator
 
-                coordinator = fleet_settings(found.file)
+                coordinator = coordinator_settings(found.file)
                 yield read
                 yield from examine_coordinator(coordinator, asks_broker=asks_broker)
-            case "mixer":
+            case "mixer" | "job":
                 yield problem(
-                    "configuration", f"{found.file} is a mixer's",
+                    "configuration", f"{found.file} is a {found.kind}'s",
                     "Give an agent.yaml or a fleet.yaml; `dpagent config check` checks this one.",
                 )  # fmt: skip
     except DpagentError as error:

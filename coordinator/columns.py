@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from coordinator.store import Job
+from collections.abc import Iterable, Sequence
+
+from coordinator.job import Job
+from coordinator.reader import RoundRecord
 from dpagent.privacy.mechanisms.two_point_budget import bit_statement, fragments_statement
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
-from dpagent.privacy.statement import BudgetStatement
+from dpagent.privacy.statement import BudgetStatement, Unit
 
 
 def spent_columns(job: Job, *, rounds: int, epsilon: float, devices: int) -> tuple[BudgetStatement, ...]:
@@ -41,3 +44,55 @@ def spent_columns(job: Job, *, rounds: int, epsilon: float, devices: int) -> tup
         delta=delta,
     )
     return (own, shuffled, bit_statement(max(each.bit_epsilon for each in closed)))
+
+
+def spent_in(job: Job, rounds: Sequence[RoundRecord]) -> tuple[BudgetStatement, ...]:
+    """What a job has spent so far, in each column; nothing before its first round is over.
+
+    A round that was given up counts: devices may have been charged for it, and have sent.
+
+    Args:
+        job: as it began.
+        rounds: of the job, so far.
+    """
+    over = [each for each in rounds if each.is_over]
+    if not over:
+        return ()
+    return spent_columns(
+        job,
+        rounds=len(over),
+        epsilon=max(each.epsilon or 0.0 for each in over),
+        devices=min(each.least_counted or 0 for each in over),
+    )
+
+
+def together(
+    jobs: Iterable[tuple[str, Sequence[BudgetStatement]]],
+) -> list[tuple[list[str], BudgetStatement]]:
+    """What jobs have spent together, for whoever took part in all of them: the sum in each column (basic
+    composition; Dwork, Roth 2014, theorem 3.16). A column of single coordinates has no sum.
+
+    Args:
+        jobs: the name of each, and its columns.
+
+    Returns:
+        The names of the jobs that have a column, and their sum, for each column.
+    """
+    columns: dict[object, list[tuple[str, BudgetStatement]]] = {}
+    for name, spent in jobs:
+        for each in spent:
+            if each.unit is not Unit.COORDINATE:
+                columns.setdefault(each.scope, []).append((name, each))
+    return [
+        (
+            [name for name, _ in column],
+            BudgetStatement(
+                *column[0][1].scope,
+                " + ".join(dict.fromkeys(each.mechanism for _, each in column)),
+                sum(each.epsilon for _, each in column),
+                min(1.0, sum(each.delta for _, each in column)),
+                tuple(dict.fromkeys(sentence for _, each in column for sentence in each.assumptions)),
+            ),
+        )
+        for column in columns.values()
+    ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -23,12 +23,13 @@ from coordinator.aggregation import Step, median_of_means
 from coordinator.announcer import Announcer
 from coordinator.columns import spent_columns
 from coordinator.intake import Intake
+from coordinator.job import Job
 from coordinator.models import ModelFiles
 from coordinator.planning import Planner
 from coordinator.seats import Sums
 from coordinator.settings import FleetSettings
 from coordinator.stepping import Stepper
-from coordinator.store import Job, OpenRound, RoundResult, Store
+from coordinator.store import OpenRound, RoundResult, Store
 from dpagent import faults
 from dpagent.clock import Clock
 from dpagent.faults import FaultPoint
@@ -112,6 +113,7 @@ class Cycle:
         self._opened = clock.unix(), clock.monotonic()
         """When the open round was opened, or went on after a restart, by both clocks."""
         self._is_spent = False
+        self._deadline_s = settings.round.deadline_s
 
     @property
     def _sent(self) -> bytes:
@@ -122,6 +124,11 @@ class Cycle:
     def is_over(self) -> bool:
         """Whether all rounds of the job are closed, or what is left of its ε meets no further cap."""
         return self._is_spent or self._store.closed_rounds() >= self._settings.rounds
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a round is open."""
+        return self._task is not None
 
     def activity(self) -> str:
         """What the coordinator does, in a line for its operator."""
@@ -155,25 +162,43 @@ class Cycle:
         current = self._store.open_round()
         number = self._store.closed_rounds() + 1 if current is None else current.number
         opened_at = now if current is None else current.opened_at
-        current = OpenRound(number, opened_at, now + self._settings.round.deadline_s)
+        current = OpenRound(number, opened_at, now + self._deadline_s)
         try:
-            task = self._planner.task(
-                current,
-                self._sent,
-                clip_norm=self._model.clip_norm,
-                radii=self._model.radii,
-                spent=self._store.epsilon_spent(),
-                assets=self._models.assets,
-            )
+            task = self._task_of(current)
         except CapNotMetError as error:
             log.error("the job ends after %s. %s", counted(number - 1, "round"), error)
             self._is_spent = True
             return
-        announced_at = self._store.start_round(number, opened_at, current.deadline).announced_at
-        self._announced_at = announced_at and min(announced_at, now)
+        opened = self._store.start_round(number, opened_at, current.deadline)
+        if opened is None:
+            log.info("round %d is not opened: the job is paused or cancelled, or another comes first", number)
+            return
+        self._announced_at = opened.announced_at and min(opened.announced_at, now)
         self._task = task
         self._intake.begin(task)
         self.announce()
+
+    def _task_of(self, current: OpenRound) -> RoundTask:
+        """The task of a round that opens, or goes on.
+
+        Raises:
+            CapNotMetError: What is left of ε meets no cap of it.
+        """
+        return self._planner.task(
+            current,
+            self._sent,
+            clip_norm=self._model.clip_norm,
+            radii=self._model.radii,
+            spent=self._store.epsilon_spent(),
+            assets=self._models.assets,
+        )
+
+    def change_deadline(self, deadline_s: float) -> None:
+        """Give rounds another deadline, in seconds; an open one has all of it from now on, and is announced
+        again."""
+        self._deadline_s = deadline_s
+        if self._task is not None:
+            self.open()
 
     def announce(self) -> None:
         """Publish the open round, if there is one; without a connection, on the next one."""
@@ -229,7 +254,7 @@ class Cycle:
             "it stays open for another %g s. Devices may be offline or may have declined: `dpagent budget "
             "show` on a board gives the reason",
             self._task.plan.round, progress.counted, counted(progress.expected, "fragment"),
-            progress.scarcest, self._settings.round.minimum_devices, self._settings.round.deadline_s,
+            progress.scarcest, self._settings.round.minimum_devices, self._deadline_s,
         )  # fmt: skip
         self.open()
 
@@ -305,29 +330,72 @@ class Cycle:
         )
         self._models.write(file, self._model.weights, self._job, rounds, spent)
 
-    # The job is over.
+    # The job is over, or cancelled.
 
     def finish(self) -> bool:
-        """Export the model with its privacy statement, announce the end of the job, mark it as finished.
+        """Export the model with its privacy statement, and announce the end of the job.
 
         Returns:
             Whether the broker took the announcement; if not, the job is not over yet.
         """
         self._write_latest()
-        rounds, now = self._store.closed_rounds(), self._clock.unix()
-        self._write_model(self._models.final, rounds)
-        model = self._models.finished()
+        self._write_model(self._models.final, self._store.closed_rounds())
+        if not self._say_goodbye(self._models.finished()):
+            return False
+        log.info("the job is finished; the model is in %s", self._models.final)
+        return True
+
+    def cancel(self, *, sends_model: bool) -> bool:
+        """Give up the open round, export the model of those before it, and announce the end of the job.
+
+        Args:
+            sends_model: whether devices get that model.
+
+        Returns:
+            Whether the broker took the announcement; if not, the job is not over yet.
+        """
+        if (current := self._store.open_round()) is not None:
+            self._give_up(current)
+        self._write_latest()
+        model: dict[str, bytes] = {}
+        if self._store.closed_rounds() >= self._models.first_round:
+            self._write_model(self._models.final, self._store.closed_rounds())
+            model = self._models.finished() if sends_model else {}
+        elif sends_model:
+            log.warning("no round has stepped the model, so there is none to send")
+        # Nobody has heard of a job without a round.
+        if self._store.last_round() and not self._say_goodbye(model):
+            return False
+        log.info("the job is cancelled after %s", counted(self._store.closed_rounds(), "round"))
+        return True
+
+    def _give_up(self, current: OpenRound) -> None:
+        task = self._task or self._task_of(current)
+        counts = self._store.counts(current.number)
+        self._store.give_up_round(
+            current.number,
+            noise_multiplier=task.release.mechanism.noise_multiplier,
+            epsilon=self._planner.epsilon_after(task.release),
+            least=min(counts.get(position, 0) for position in range(task.release.blocks)),
+            given_up_at=self._clock.unix(),
+        )
+        self._task = None
+        self._intake.end()
+        log.warning("round %d is given up; devices that were charged for it stay so", current.number)
+
+    def _say_goodbye(self, model: Mapping[str, bytes]) -> bool:
+        """Announce the end of the job, and what came of it; return whether the broker took that."""
+        now = self._clock.unix()
+        # Of an earlier round than the last one, devices would not believe it.
         last = self._planner.task(
-            OpenRound(rounds, now, now),
+            OpenRound(self._store.last_round(), now, now),
             self._sent,
             clip_norm=self._model.clip_norm,
             radii=self._model.radii,
             assets=model,
             state="finished",
         )
-        if not self._announcer.say_goodbye(last.plan, model):
-            log.warning("the broker did not accept the announcement that the job is over; trying again")
-            return False
-        self._store.finish(self._clock.unix())
-        log.info("the job is finished; the model is in %s", self._models.final)
-        return True
+        if self._announcer.say_goodbye(last.plan, model):
+            return True
+        log.warning("the broker did not accept the announcement that the job is over; trying again")
+        return False

@@ -1,36 +1,29 @@
-"""The coordinator: the connection, its events, and the loop that drives the cycle.
+"""The coordinator: the connection, its events, and the loop that runs one job after another.
 
-:mod:`coordinator.cycle` has the phases of a round.
+:mod:`coordinator.queue` says which job goes on, :mod:`coordinator.cycle` has the phases of a round.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 from typing import Final
 
 from coordinator.announcer import Announcer
-from coordinator.cycle import Cycle
-from coordinator.intake import Intake
+from coordinator.database import Database
 from coordinator.keys import load_opener, load_signer
-from coordinator.models import ModelFiles
-from coordinator.planning import Planner, new_job, require_sendable
-from coordinator.settings import FleetSettings, require_same_job
-from coordinator.stepping import Stepper
-from coordinator.store import Job, Store
+from coordinator.queue import JobState, Queue, QueuedJob, next_in
+from coordinator.running_job import Preparation, RunningJob, submit
+from coordinator.settings import FIRST_JOB, CoordinatorSettings, FleetSettings
 from dpagent.clock import Clock, SystemClock
-from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.input_form import InputForm
-from dpagent.learning.data.opening import open_inferred
-from dpagent.privacy.statement import Trust, Unit, delta_warning, epsilon_warning
+from dpagent.errors import ConfigurationError, DpagentError
+from dpagent.privacy.statement import Trust
 from dpagent.protocol.topics import Topics
 from dpagent.service_manager import ServiceManager
 from dpagent.storage import StateDirectory, disk_errors
 from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received
 from dpagent.transport.session import MqttSession, Subscription
-from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -39,114 +32,162 @@ _BATCH: Final = 256
 
 
 class Coordinator:
-    """The daemon of one fleet and one job.
+    """The daemon of one fleet: it runs the jobs of its queue, one at a time.
 
     Args:
-        settings: ``fleet.yaml``, with paths resolved.
+        settings: ``fleet.yaml``, with paths resolved. If it holds a job, that is in the queue.
+        stays: whether to wait for more jobs when all are over.
         clock: the program's; to be replaced in tests.
+
+    Attributes:
+        running: the job that is taken up, or None.
 
     Raises:
         ConfigurationError, DataError, PlanError, StateInUseError, StorageError: It cannot
             start; the text gives the reason.
     """
 
-    def __init__(self, settings: FleetSettings, *, clock: Clock | None = None) -> None:
-        self._settings = settings
-        clock = clock or SystemClock()
-        unit = settings.privacy.mechanism.unit
-        units = settings.devices if unit is Unit.DEVICE else settings.records_per_device
-        warnings = [delta_warning(settings.privacy.delta, units, unit)]
-        if settings.cap.kind != "published":  # whose ε bounds nothing
-            warnings.append(epsilon_warning(settings.privacy.epsilon, unit))
-        for warning in filter(None, warnings):
-            log.warning("%s", warning)
-        spec = settings.model.spec()
-        self._models = ModelFiles(settings, spec, *_load_test_data(settings))
-        require_sendable(spec, self._models.assets)
-        topics = Topics(settings.fleet)
+    def __init__(
+        self, settings: CoordinatorSettings, *, stays: bool = False, clock: Clock | None = None
+    ) -> None:
+        self._settings, self._stays = settings, stays
+        self._clock = clock or SystemClock()
+        self._topics = Topics(settings.fleet)
         self._session = MqttSession(
             settings.mqtt,
             client_id=f"dpagent-coordinator-{settings.fleet}",
-            subscriptions=[Subscription(topics.fragments)],
+            subscriptions=[Subscription(self._topics.fragments)],
             persistent=True,
         )
+        self.running: RunningJob | None = None
         # Last, because from here on the directory is held.
         with contextlib.ExitStack() as held:
             held.callback(StateDirectory(settings.state_dir).close)
-            signer = load_signer(settings.keys_dir, settings.fleet)
-            opener = load_opener(settings.keys_dir, settings.fleet)
-            self._announcer = Announcer(self._session, signer, topics)
-            self._store = Store(settings.state_dir)
-            held.callback(self._store.close)
-            with disk_errors(self._store.file):
-                known = self._store.job()
-                if known is not None:
-                    require_same_job(known.terms, settings.job_terms(), settings.state_dir)
-                job = known or new_job(settings)
-                if job.noise.mechanism.trust is Trust.COORDINATOR:
-                    self._store.erase_what_is_deleted()
-                planner = Planner(settings, spec, job, opener.public_key)
-                stepper = Stepper(settings, spec)
-                if known is None:
-                    _begin(settings, job, self._store, planner, stepper)
-                else:
-                    log.info("job %s continues after round %d", job.id.hex()[:8], self._store.closed_rounds())
-                self._cycle = Cycle(
-                    settings,
-                    job,
-                    store=self._store,
-                    planner=planner,
-                    stepper=stepper,
-                    models=self._models,
-                    intake=Intake(
-                        settings,
-                        job.id,
-                        store=self._store,
-                        opener=opener,
-                        announcer=self._announcer,
-                        clock=clock,
-                    ),
-                    announcer=self._announcer,
-                    clock=clock,
-                )
+            self._signer = load_signer(settings.keys_dir, settings.fleet)
+            self._opener = load_opener(settings.keys_dir, settings.fleet)
+            self._database = Database(settings.state_dir)
+            held.callback(self._database.close)
+            self._queue = Queue(self._database)
+            self._version = -1
+            with disk_errors(self._database.file):
+                self._take_stock()
             self._held = held.pop_all()
+
+    def _take_stock(self) -> None:
+        """Put the job of ``fleet.yaml`` into the queue, and take up the one that goes on."""
+        prepared: Preparation | None = None
+        if isinstance(self._settings, FleetSettings):
+            key = self._opener.public_key
+            prepared = submit(self._settings, FIRST_JOB, self._queue, key, self._clock.unix())
+        jobs = self._queue.jobs()
+        if any(each.job.noise.mechanism.trust is Trust.COORDINATOR for each in jobs):
+            self._database.erase_what_is_deleted()
+        if not jobs and not self._stays:
+            raise ConfigurationError(
+                "There is no job: fleet.yaml holds none, and the queue is empty. Add one with `dpagent "
+                "coordinator job add FILE`, or wait for one with `dpagent coordinator run --stay`."
+            )
+        if (wanted := next_in(jobs)) is None:
+            return
+        if wanted.name == FIRST_JOB and prepared is not None:
+            self.running = self._taken_up(wanted, prepared)
+        else:
+            self.running = self._taken_up_or_paused(wanted)
 
     def close(self) -> None:
         """Close the database and let go of the directory."""
         self._held.close()
 
     def run(self, stop: threading.Event) -> bool:
-        """Run rounds until the job is finished or ``stop`` is set, and close.
+        """Run jobs until all are over or ``stop`` is set, and close.
 
         Returns:
-            Whether the job is finished.
+            Whether all jobs are over.
 
         Raises:
             BrokerError: The broker refuses us.
             StorageError: The disk fails; fragments with receipts are safe.
         """
         try:
-            if self._store.is_finished():
-                log.info("the job is finished; the model is in %s", self._models.final)
+            if self._is_done():
                 return True
             # The session handles network errors; errors here are the disk's.
             manager = ServiceManager()
-            with disk_errors(self._store.file), self._session:
+            with disk_errors(self._database.file), self._session:
                 manager.ready()
                 while not stop.is_set():
                     manager.alive()
-                    manager.status(self._cycle.activity())
-                    self._cycle.advance()
-                    if not self._cycle.is_over:
-                        self._take_events()
-                    elif self._cycle.finish():
-                        return True
+                    self._look_at_queue()
+                    manager.status(self._activity())
+                    if self.running is None:
+                        if self._is_done():
+                            return True
+                    else:
+                        self.running.advance()
+                    self._take_events()
             return False
         finally:
             self.close()
 
+    def _activity(self) -> str:
+        if self.running is None:
+            return "no job goes on"
+        return f"job {self.running.queued.name}: {self.running.cycle.activity()}"
+
+    def _is_done(self) -> bool:
+        """Whether to end: all jobs are over, and no other is waited for."""
+        if self._stays or not all(each.state.is_over for each in self._queue.jobs()):
+            return False
+        log.info("all jobs are over; their models are in %s", self._settings.state_dir / "jobs")
+        return True
+
+    # The queue says which job goes on. Commands write to it while this program runs.
+
+    def _look_at_queue(self) -> None:
+        """Take what has changed in the queue, and change to another job if that is to go on."""
+        is_between = self.running is not None and not self.running.cycle.is_open
+        version = self._database.version()
+        if version == self._version and not is_between:
+            return
+        self._version = version
+        wanted = next_in(self._queue.jobs())
+        if self.running is not None:
+            if wanted is not None and wanted.number == self.running.queued.number:
+                self.running.take_changes(wanted)
+                return
+            self.running = None
+        if wanted is not None:
+            self.running = self._taken_up_or_paused(wanted)
+        elif self._stays:
+            log.info("nothing is left to do; staying until a stop, or another job")
+
+    def _taken_up(self, wanted: QueuedJob, prepared: Preparation | None = None) -> RunningJob | None:
+        return RunningJob.take_up(
+            wanted,
+            self._settings,
+            database=self._database,
+            opener=self._opener,
+            announcer=Announcer(self._session, self._signer, self._topics),
+            clock=self._clock,
+            prepared=prepared,
+        )
+
+    def _taken_up_or_paused(self, wanted: QueuedJob) -> RunningJob | None:
+        """The job; None if it cannot be taken up: it is paused then, and keeps no other from running."""
+        try:
+            return self._taken_up(wanted)
+        except DpagentError as error:
+            if wanted.state is JobState.CANCELLING:
+                log.error("job %s is cancelled, and devices are not told: %s", wanted.name, error)
+                self._queue.end(wanted.number, self._clock.unix())
+            else:
+                log.error("job %s is paused: %s", wanted.name, error)
+                self._queue.pause(wanted.name, str(error))
+            self._version = -1  # Its own changes do not show there, and another job may go on.
+        return None
+
     def _take_events(self) -> None:
-        """Wait for events, pass the arrived fragments to the cycle as one batch, then acknowledge them.
+        """Wait for events, pass the arrived fragments to the job as one batch, then acknowledge them.
 
         The broker keeps a fragment until it is counted or rejected for good: what a kill
         interrupts comes again.
@@ -159,30 +200,16 @@ class Coordinator:
             match event:
                 case Connected():
                     log.info("connected to %s", self._settings.mqtt.url)
-                    self._announcer.assets_changed()
-                    self._cycle.announce()
+                    if self.running is not None:
+                        self.running.connected()
                 case Disconnected(reason):
                     log.warning("%s; reconnecting", reason)
                 case Received():
                     messages.append(event)
                 case Acknowledged():
                     pass
-        self._cycle.take_fragments([message.payload for message in messages])
+        if self.running is not None:
+            self.running.cycle.take_fragments([message.payload for message in messages])
+        elif messages:
+            log.debug("dropped %d messages: no job goes on", len(messages))
         self._session.acknowledge(messages)
-
-
-def _begin(settings: FleetSettings, job: Job, store: Store, planner: Planner, stepper: Stepper) -> None:
-    # A plan that no device would accept must fail here, not on a thousand boards.
-    planner.require_acceptable()
-    store.begin(job, stepper.initial())
-    epsilon = job.epsilon_by_round[-1]
-    promised = f"ε = {epsilon:.4g}" if math.isfinite(epsilon) else "no guarantee"
-    log.info("job %s begins: %s, %s", job.id.hex()[:8], counted(settings.rounds, "round"), promised)
-
-
-def _load_test_data(settings: FleetSettings) -> tuple[Dataset | None, InputForm | None]:
-    """The test data, and what their inputs are."""
-    if settings.test_data is None:
-        return None, None
-    dataset, declared = open_inferred(settings.test_data)
-    return dataset, InputForm.of(declared)

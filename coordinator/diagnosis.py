@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from importlib.util import find_spec
 from typing import Final
 
-from coordinator.settings import FleetSettings, require_same_job
-from coordinator.store import StoreReader
+from coordinator.database import database_file
+from coordinator.queue import QueuedJob, current_in
+from coordinator.reader import RoundRecord, StoreReader
+from coordinator.settings import FIRST_JOB, CoordinatorSettings, FleetSettings, require_same_job
 from dpagent.diagnosis import Finding, clock, entropy, fine, memory, problem, problem_of, storage, warning
 from dpagent.errors import DpagentError, StorageError
 from dpagent.extras import install_command
@@ -22,8 +25,8 @@ _STATE_BYTES: Final = 256 << 20
 _MEMORY_MIB: Final = 256
 
 
-def examine(settings: FleetSettings, *, asks_broker: bool = True) -> Iterator[Finding]:
-    """Look at a coordinator: machine, keys, job, broker.
+def examine(settings: CoordinatorSettings, *, asks_broker: bool = True) -> Iterator[Finding]:
+    """Look at a coordinator: machine, keys, jobs, broker.
 
     Args:
         settings: ``fleet.yaml``.
@@ -38,8 +41,8 @@ def examine(settings: FleetSettings, *, asks_broker: bool = True) -> Iterator[Fi
     else:
         yield fine("packages", "the coordinator's are installed")
     yield _keys(settings)
-    yield _job(settings)
-    if settings.test_data is not None:
+    yield from _jobs(settings)
+    if isinstance(settings, FleetSettings) and settings.test_data is not None:
         try:
             number = len(open_dataset(settings.test_data))
         except DpagentError as error:
@@ -54,7 +57,7 @@ def examine(settings: FleetSettings, *, asks_broker: bool = True) -> Iterator[Fi
     yield from examination.run()
 
 
-def _keys(settings: FleetSettings) -> Finding:
+def _keys(settings: CoordinatorSettings) -> Finding:
     files = [settings.keys_dir / name for name in ("signing.key", "sealing.key")]
     try:
         with disk_errors(settings.keys_dir):
@@ -73,23 +76,53 @@ def _keys(settings: FleetSettings) -> Finding:
     return fine("keys", f"both are in {settings.keys_dir}, and nobody else reads them")
 
 
-def _job(settings: FleetSettings) -> Finding:
-    if not (settings.state_dir / "coordinator.db").exists():
-        return fine("job", "none yet: `dpagent coordinator run` begins it")
+def _jobs(settings: CoordinatorSettings) -> Iterator[Finding]:
+    """The queue, and the job that goes on."""
+    jobs: list[QueuedJob] = []
+    rounds: list[RoundRecord] = []
     try:
-        with closing(StoreReader(settings.state_dir)) as reader:
-            job, rounds, is_finished = reader.job(), reader.rounds(), reader.is_finished()
-        if job is not None:
-            require_same_job(job.terms, settings.job_terms(), settings.state_dir)
+        if database_file(settings.state_dir).exists():
+            with closing(StoreReader(settings.state_dir)) as reader:
+                jobs, rounds = reader.jobs(), reader.rounds()
+    except DpagentError as error:
+        yield problem_of("jobs", error)
+        return
+    own = settings if isinstance(settings, FleetSettings) else None
+    if own is not None and all(each.name != FIRST_JOB for each in jobs):
+        yield fine("job", "none yet: `dpagent coordinator run` begins the one in fleet.yaml")
+    elif not jobs:
+        yield warning("job", "none yet", "`dpagent coordinator job add FILE` adds one.")
+    if (current := current_in(jobs)) is not None:
+        yield fine("jobs", _queue_in_words(jobs))
+        yield from _paused(jobs)
+        yield _current(current, rounds, own)
+
+
+def _queue_in_words(jobs: Sequence[QueuedJob]) -> str:
+    states = Counter(str(each.state) for each in jobs)
+    return (
+        f"{counted(len(jobs), 'job')}: {', '.join(f'{number} {state}' for state, number in states.items())}"
+    )
+
+
+def _paused(jobs: Sequence[QueuedJob]) -> Iterator[Finding]:
+    for each in jobs:
+        if each.is_paused and not each.state.is_over:
+            text = f"{each.name} is paused" + (f": {each.trouble}" if each.trouble else "")
+            yield warning("jobs", text, f"To let it go on: dpagent coordinator job resume {each.name}")
+
+
+def _current(current: QueuedJob, rounds: Sequence[RoundRecord], own: FleetSettings | None) -> Finding:
+    try:
+        if own is not None and current.name == FIRST_JOB:
+            require_same_job(current.job.terms, own.job_terms(), current.name)
     except DpagentError as error:
         return problem_of("job", error)
-    if job is None:
-        return fine("job", "none yet: `dpagent coordinator run` begins it")
     closed = sum(each.closed_at is not None for each in rounds)
-    text = f"{job.id.hex()[:8]}: {closed} of {counted(settings.rounds, 'round')} closed"
-    if is_finished:
-        return fine("job", f"{text}; it is finished")
-    if len(rounds) > closed:
+    text = f"{current.name}: {closed} of {counted(current.job.rounds, 'round')} closed"
+    if current.state.is_over:
+        return fine("job", f"{text}; it is {current.state}")
+    if current.is_open:
         last = rounds[-1]
         text += f"; round {last.number} has {counted(last.fragments, 'fragment')}"
         if not last.fragments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,3 +35,14 @@ class ModelState:
             self.weights, self.moments, gradient, number=number, learning_rate=learning_rate
         )
         return replace(self, weights=weights, moments=moments)
+
+    def stored(self) -> tuple[bytes, bytes, float, str]:
+        """Weights, moments, clip norm and radii as they are stored."""
+        return self.weights.tobytes(), self.moments.tobytes(), self.clip_norm, json.dumps(self.radii)
+
+    @classmethod
+    def read(cls, weights: bytes, moments: bytes, clip_norm: float, radii: str) -> ModelState:
+        """Inverse of :meth:`stored`."""
+        exact = np.frombuffer(weights, np.float32).copy()
+        rows = np.frombuffer(moments, np.float64).reshape(-1, len(exact)).copy()
+        return cls(exact, rows, clip_norm, tuple(json.loads(radii)))

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.job import Job
 from coordinator.settings import FleetSettings
-from coordinator.store import Job
 from dpagent.errors import ConfigurationError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.input_form import METADATA_KEY, InputForm
@@ -37,6 +37,7 @@ class ModelFiles:
     Args:
         settings: The fleet's.
         spec: The model.
+        directory: For the files of the job.
         test: Public test records.
         test_inputs: What the inputs of these are.
 
@@ -53,10 +54,11 @@ class ModelFiles:
         self,
         settings: FleetSettings,
         spec: ModelSpec,
+        directory: Path,
         test: Dataset | None,
         test_inputs: InputForm | None = None,
     ) -> None:
-        self._settings, self._spec = settings, spec
+        self._settings, self._spec, self._directory = settings, spec, directory
         self._inputs = _inputs_of(settings, spec, test_inputs)
         self._class_names: tuple[str, ...] = tuple(settings.model.classes or ())
         self._test = test
@@ -72,7 +74,7 @@ class ModelFiles:
                 views=1 if augmentation is None else augmentation.views,
                 per_layer=settings.privacy.clipping.kind == "layers",
             )
-        self._projection_file = settings.state_dir / "projection.f32"
+        self._projection_file = directory / "projection.f32"
         if spec.projection is not None:
             with disk_errors(self._projection_file):
                 if self._projection_file.exists():
@@ -94,7 +96,7 @@ class ModelFiles:
     @property
     def final(self) -> Path:
         """Path of the finished model."""
-        return self._settings.state_dir / "model.onnx"
+        return self._directory / "model.onnx"
 
     def finished(self) -> dict[str, bytes]:
         """The finished model, as what devices are sent at the end; none where it is too large for that.
@@ -111,7 +113,7 @@ class ModelFiles:
 
     def of_round(self, number: int) -> Path:
         """Path of the model after a round."""
-        return self._settings.state_dir / "models" / f"round-{number:04d}.onnx"
+        return self._directory / "models" / f"round-{number:04d}.onnx"
 
     def write(
         self,
@@ -148,7 +150,7 @@ class ModelFiles:
             self._features = self._test
             if self._spec.front_end:
                 front_end = FrontEnd(self._spec, self._front_end_assets)
-                self._features = FeatureSet(self._test, front_end, self._settings.state_dir)
+                self._features = FeatureSet(self._test, front_end, self._directory)
         return OnnxEvaluator(export_onnx(self._spec.head, weights, metadata={})).accuracy(self._features)
 
     @property

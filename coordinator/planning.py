@@ -10,6 +10,7 @@ import cbor2
 from pydantic import ValidationError
 
 from coordinator.bounded_planning import bounded_rounds
+from coordinator.job import Job, NoiseOfDevices
 from coordinator.published_planning import published_rounds
 from coordinator.report_planning import (
     first_radii,
@@ -19,7 +20,7 @@ from coordinator.report_planning import (
     report_wire,
 )
 from coordinator.settings import FleetSettings
-from coordinator.store import Job, NoiseOfDevices, OpenRound
+from coordinator.store import OpenRound
 from coordinator.sum_planning import SumPlanning
 from coordinator.update_planning import (
     fragments_for_update,

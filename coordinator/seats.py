@@ -79,10 +79,10 @@ def create_seats(connection: sqlite3.Connection) -> None:
         ) STRICT"""
     )
     connection.execute(
-        "CREATE TABLE fragments (id BLOB PRIMARY KEY, round INTEGER NOT NULL, position INTEGER NOT NULL, "
-        "arrived_at REAL NOT NULL) STRICT, WITHOUT ROWID"
+        "CREATE TABLE fragments (id BLOB PRIMARY KEY, job INTEGER NOT NULL REFERENCES jobs, "
+        "round INTEGER NOT NULL, position INTEGER NOT NULL, arrived_at REAL NOT NULL) STRICT, WITHOUT ROWID"
     )
-    connection.execute("CREATE INDEX fragments_by_round ON fragments (round)")
+    connection.execute("CREATE INDEX fragments_by_round ON fragments (job, round)")
     connection.execute("CREATE TABLE tickets (key BLOB NOT NULL) STRICT")
     connection.execute("INSERT INTO tickets VALUES (?)", (os.urandom(32),))
 
@@ -90,12 +90,15 @@ def create_seats(connection: sqlite3.Connection) -> None:
 class Seats:
     """The seats in an open database. What changes them has to run inside a transaction.
 
+    Of all jobs, one round is open at a time, so a seat names no job.
+
     Args:
         connection: A database with :func:`create_seats` applied.
+        job: The number of the job whose fragments are seated.
     """
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: sqlite3.Connection, job: int) -> None:
+        self._connection, self._job = connection, job
 
     def take(self, fragments: Sequence[OpenedFragment], open_round: int, seats: int) -> Counted:
         """Seat the fragments of the open round, each once.
@@ -196,8 +199,8 @@ class Seats:
         if not fragments:
             return
         self._connection.executemany(
-            "INSERT INTO fragments VALUES (?, ?, ?, ?)",
-            [(each.id, each.round, each.position, each.arrived_at) for each in fragments],
+            "INSERT INTO fragments VALUES (?, ?, ?, ?, ?)",
+            [(each.id, self._job, each.round, each.position, each.arrived_at) for each in fragments],
         )
         self._connection.executemany(
             "INSERT INTO seats VALUES (?, ?, ?, ?, ?, ?)",

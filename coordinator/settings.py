@@ -1,16 +1,23 @@
-"""``fleet.yaml``: the operator's settings for the fleet."""
+"""``fleet.yaml``, and job files: the operator's settings for the fleet and for what it is to train."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from coordinator.job_settings import CapSettings, ModelSettings, OptimiserSettings, PrivacySettings
-from dpagent.configuration import FilePath, Settings, changed_settings, load_settings, resolve
+from dpagent.configuration import (
+    FilePath,
+    Settings,
+    changed_settings,
+    complaint,
+    load_settings,
+    resolve,
+)
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.model_files import is_model_file
@@ -22,6 +29,10 @@ from dpagent.protocol.mixing import MixerKey
 from dpagent.protocol.topics import FleetName
 from dpagent.transport.settings import MqttSettings
 from dpagent.wording import counted
+from dpagent.yaml_file import load_yaml, read_document
+
+FIRST_JOB: Final = "first"
+"""The name of the job in ``fleet.yaml`` itself."""
 
 
 class RoundSettings(Settings):
@@ -92,14 +103,51 @@ class TestDataSettings(DatasetSettings):
     """Which half to use, for data with two (idx, cifar, images in folders ``train`` and ``test``)."""
 
 
-class FleetSettings(Settings):
-    """Everything in ``fleet.yaml``."""
+class CoordinatorSettings(Settings):
+    """The keys of ``fleet.yaml`` that hold for every job of the fleet."""
 
     fleet: FleetName
     """The fleet's name, part of its MQTT topics."""
     devices: Annotated[int, Field(ge=1, le=1_000_000)]
     """Expected devices in a round. No block counts more fragments than this; the round closes once all are in
     and honest devices have had their slot and their jitter."""
+    mixer_key: MixerKey | None = None
+    """Public key of a mixer (``dpagent mixer key``) that devices' sealed fragments pass through. Someone else
+    than you should run it, and than the broker's operator. Devices trust it only if their owners list it."""
+    state_dir: FilePath = Path("coordinator-state")
+    """Directory of the queue of jobs, their state and their models, relative to this file."""
+    keys_dir: FilePath = Path("keys")
+    """Directory of the coordinator's keys, relative to this file; created at the first start, mode 0600.
+    Boards recognise the coordinator by them."""
+    mqtt: MqttSettings = MqttSettings()
+
+    def directory_of(self, name: str) -> Path:
+        """The directory of a job's models."""
+        return self.state_dir / "jobs" / name
+
+    def with_job(self, job: JobSettings, source: str) -> FleetSettings:
+        """These settings with a job.
+
+        Args:
+            job: its paths resolved.
+            source: where it is from, for an error.
+
+        Raises:
+            ConfigurationError: They do not go together.
+        """
+        shared = {key: getattr(self, key) for key in CoordinatorSettings.model_fields}
+        try:
+            return FleetSettings.model_validate(
+                shared | {key: getattr(job, key) for key in job.model_fields_set}
+            )
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            raise ConfigurationError(f"{source}: {complaint(problem)}.") from error
+
+
+class JobSettings(Settings):
+    """A job file, or the job in ``fleet.yaml``: what a fleet is to train."""
+
     records_per_device: Annotated[float, Field(gt=0)]
     """Public estimate. Sums are divided by sampling rate × this number, never by a true count."""
     rounds: Annotated[int, Field(ge=1, le=5000)]
@@ -112,39 +160,12 @@ class FleetSettings(Settings):
     aggregation: AggregationSettings = AggregationSettings()
     fragments_per_update: Annotated[int, Field(ge=1, le=4096)] = 16
     """Fragments of a device's update."""
-    mixer_key: MixerKey | None = None
-    """Public key of a mixer (``dpagent mixer key``) that devices' sealed fragments pass through. Someone else
-    than you should run it, and than the broker's operator. Devices trust it only if their owners list it."""
     test_data: TestDataSettings | None = None
     keep_models: Literal["all", "last"] = "all"
-    """Keep each round's model, in ``models`` of the state directory, or only the last one."""
-    state_dir: FilePath = Path("coordinator-state")
-    """Directory of the job's state, relative to this file."""
-    keys_dir: FilePath = Path("keys")
-    """Directory of the coordinator's keys, relative to this file; created at the first start, mode 0600. A
-    new job in another ``state_dir`` keeps these keys, so boards recognise the coordinator."""
-    mqtt: MqttSettings = MqttSettings()
+    """Keep each round's model, in ``jobs/NAME/models`` of the state directory, or only the last one."""
 
     @model_validator(mode="after")
-    def _quorum_is_possible(self) -> FleetSettings:
-        if self.round.minimum_devices > self.devices:
-            raise ValueError(
-                f"round.minimum_devices is {self.round.minimum_devices}; "
-                f"expected at most devices = {self.devices}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _groups_are_not_empty(self) -> FleetSettings:
-        wanted = self.aggregation
-        if wanted.kind == "median-of-means" and wanted.groups > self.devices:
-            raise ValueError(
-                f"aggregation.groups is {wanted.groups}; expected at most devices = {self.devices}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _cap_goes_with_the_method(self) -> FleetSettings:
+    def _cap_goes_with_the_method(self) -> JobSettings:
         method = method_named(self.privacy.method)
         if self.cap.kind not in method.caps:
             raise ValueError(
@@ -176,7 +197,7 @@ class FleetSettings(Settings):
                 )
 
     @model_validator(mode="after")
-    def _trained_weights_go_with_the_rest(self) -> FleetSettings:
+    def _trained_weights_go_with_the_rest(self) -> JobSettings:
         if not method_named(self.privacy.method).trains_locally:
             return self
         for is_set, key, expected in (
@@ -191,7 +212,7 @@ class FleetSettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _cap_on_the_device_knows_one_norm(self) -> FleetSettings:
+    def _cap_on_the_device_knows_one_norm(self) -> JobSettings:
         if self.cap.kind == "clamp" and self.cap.where == "device" and self.privacy.clipping.kind != "whole":
             raise ValueError(
                 f"cap.where is device and privacy.clipping.kind is {self.privacy.clipping.kind}; expected "
@@ -200,7 +221,7 @@ class FleetSettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _has_a_weight_for_each_round(self) -> FleetSettings:
+    def _has_a_weight_for_each_round(self) -> JobSettings:
         weights = self.privacy.schedule.weights or []
         if weights and len(weights) != self.rounds:
             raise ValueError(
@@ -208,6 +229,67 @@ class FleetSettings(Settings):
                 f"{self.rounds}"
             )
         return self
+
+    def stored(self) -> str:
+        """As JSON, with what was set alone; its paths are resolved."""
+        return self.model_dump_json(exclude_unset=True)
+
+    def resolved(self, file: Path) -> Self:
+        """The same, with paths relative to the directory of ``file``."""
+        changes: dict[str, object] = {}
+        if is_model_file(self.model.name):
+            name = str(resolve(Path(self.model.name), file))
+            changes["model"] = self.model.model_copy(update={"name": name})
+        if self.test_data is not None:
+            path = resolve(self.test_data.path, file)
+            changes["test_data"] = self.test_data.model_copy(update={"path": path})
+        return self.model_copy(update=changes)
+
+
+class FleetSettings(JobSettings, CoordinatorSettings):
+    """A job in its fleet: all that its rounds are made of."""
+
+    @model_validator(mode="after")
+    def _quorum_is_possible(self) -> FleetSettings:
+        if self.round.minimum_devices > self.devices:
+            raise ValueError(
+                f"round.minimum_devices is {self.round.minimum_devices}; "
+                f"expected at most devices = {self.devices}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_are_not_empty(self) -> FleetSettings:
+        wanted = self.aggregation
+        if wanted.kind == "median-of-means" and wanted.groups > self.devices:
+            raise ValueError(
+                f"aggregation.groups is {wanted.groups}; expected at most devices = {self.devices}"
+            )
+        return self
+
+    def with_deadline(self, deadline_s: float, source: str) -> FleetSettings:
+        """The same, with another deadline of rounds, in seconds.
+
+        Args:
+            deadline_s: of a round, in seconds.
+            source: where it is from, for an error.
+
+        Raises:
+            ConfigurationError: It leaves devices no time to send.
+        """
+        times = {key: getattr(self.round, key) for key in self.round.model_fields_set}
+        try:
+            changed = RoundSettings.model_validate(times | {"deadline_s": deadline_s})
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            raise ConfigurationError(f"{source}: {complaint(problem)}.") from error
+        return self.model_copy(update={"round": changed})
+
+    def job(self) -> JobSettings:
+        """The job alone."""
+        return JobSettings.model_validate(
+            {key: getattr(self, key) for key in JobSettings.model_fields if key in self.model_fields_set}
+        )
 
     def job_terms(self) -> dict[str, object]:
         """The settings that define the job and may not change after its start."""
@@ -231,30 +313,62 @@ class FleetSettings(Settings):
         return terms | {"architecture": self.model.spec().digest().hex()}
 
 
-def load_fleet_settings(file: Path, overrides: Sequence[Override] = ()) -> FleetSettings:
-    """Read ``fleet.yaml`` with its paths, and those of overrides, made relative to it.
+def load_coordinator_settings(
+    file: Path, overrides: Sequence[Override] = ()
+) -> CoordinatorSettings | FleetSettings:
+    """Read ``fleet.yaml``, which may hold a job, with its paths, and those of overrides, made relative to it.
+
+    Returns:
+        The settings, with the job if there is one.
 
     Raises:
         ConfigurationError: The file or an override is invalid.
     """
-    settings = load_settings(file, FleetSettings, overrides=overrides)
-    changes: dict[str, object] = {
-        "state_dir": resolve(settings.state_dir, file),
-        "keys_dir": resolve(settings.keys_dir, file),
-        "mqtt": settings.mqtt.resolved(file),
-    }
-    if is_model_file(settings.model.name):
-        changes["model"] = settings.model.model_copy(
-            update={"name": str(resolve(Path(settings.model.name), file))}
-        )
-    if settings.test_data is not None:
-        changes["test_data"] = settings.test_data.model_copy(
-            update={"path": resolve(settings.test_data.path, file)}
-        )
-    return settings.model_copy(update=changes)
+    keys = set(load_yaml(file, example="fleet: meadow")) | {each.key[0] for each in overrides}
+    if keys & set(JobSettings.model_fields):
+        return load_fleet_settings(file, overrides)
+    return _resolved(load_settings(file, CoordinatorSettings, overrides=overrides), file)
 
 
-def require_same_job(before: dict[str, object], now: dict[str, object], state_dir: Path) -> None:
+def load_fleet_settings(file: Path, overrides: Sequence[Override] = ()) -> FleetSettings:
+    """Read a ``fleet.yaml`` that holds a job; see :func:`load_coordinator_settings`.
+
+    Raises:
+        ConfigurationError: The file or an override is invalid, or there is no job.
+    """
+    return _resolved(load_settings(file, FleetSettings, overrides=overrides), file).resolved(file)
+
+
+def load_job_settings(file: Path, overrides: Sequence[Override] = ()) -> JobSettings:
+    """Read a job file, with its paths, and those of overrides, made relative to it.
+
+    Raises:
+        ConfigurationError: The file or an override is invalid.
+    """
+    document = read_document(file, example="rounds: 40")
+    for key in CoordinatorSettings.model_fields:
+        if key in document.values:
+            raise ConfigurationError(
+                f"{document.place((key,))}: {key} is a key of the whole fleet; expected the keys of a job "
+                "alone. Remove it here: fleet.yaml has it."
+            )
+    return load_settings(file, JobSettings, overrides=overrides).resolved(file)
+
+
+CoordinatorSettingsT = TypeVar("CoordinatorSettingsT", bound=CoordinatorSettings)
+
+
+def _resolved(settings: CoordinatorSettingsT, file: Path) -> CoordinatorSettingsT:
+    return settings.model_copy(
+        update={
+            "state_dir": resolve(settings.state_dir, file),
+            "keys_dir": resolve(settings.keys_dir, file),
+            "mqtt": settings.mqtt.resolved(file),
+        }
+    )
+
+
+def require_same_job(before: dict[str, object], now: dict[str, object], name: str) -> None:
     """Refuse to continue a job under other terms.
 
     Raises:
@@ -262,7 +376,6 @@ def require_same_job(before: dict[str, object], now: dict[str, object], state_di
     """
     if changes := changed_settings(before, now):
         raise ConfigurationError(
-            f"The job in {state_dir} began with other settings: {'; '.join(map(str, changes))}. "
-            "Restore them, or start a new job in another state_dir. Keep keys_dir, so that boards "
-            "recognise this coordinator."
+            f"Job {name!r} began with other settings: {'; '.join(map(str, changes))}. Restore them. A new "
+            "job goes into a file of its own, for `dpagent coordinator job add FILE`."
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from coordinator.job import NoiseOfDevices
 from coordinator.settings import FleetSettings
-from coordinator.store import NoiseOfDevices
 from dpagent.errors import PlanError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.norm import Norm

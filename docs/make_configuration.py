@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from agent.profile import Profile
 from agent.settings import AgentSettings
-from coordinator.settings import FleetSettings
+from coordinator.settings import CoordinatorSettings, JobSettings
 from mixer.settings import MixerSettings
 
 PAGE = Path(__file__).with_name("configuration.md")
@@ -37,10 +37,10 @@ The same key may be set in several places. Each stands over those before it:
 
 1. the defaults of the tables below,
 2. the board's [profile](boards.md#profiles), for a board,
-3. the file: `agent.yaml`, `fleet.yaml` or `mixer.yaml`,
+3. the file: `agent.yaml`, `fleet.yaml`, `mixer.yaml` or a job file,
 4. variables of the environment: `DPAGENT_` and the key in capitals, with `__` where the key has a point,
-5. options `--set KEY=VALUE` of `dpagent run`, `coordinator run`, `mixer run` and `config show|check`; of two
-   with one key, the last.
+5. options `--set KEY=VALUE` of `dpagent run`, `coordinator run`, `mixer run` and `config show|check`, and for
+   a job file of `coordinator job add`; of two with one key, the last. No variable stands over a job file.
 
 ```
 export DPAGENT_MQTT__URL=mqtts://broker.example DPAGENT_LIMITS__METHODS='[dp-sgd, ldp-fl]'
@@ -71,8 +71,14 @@ _FILES: list[tuple[str, str, type[BaseModel]]] = [
     ),
     (
         "fleet.yaml",
-        "The operator's settings for the fleet (`dpagent coordinator run --config fleet.yaml`).",
-        FleetSettings,
+        "The operator's settings for the fleet (`dpagent coordinator run --config fleet.yaml`). It may hold "
+        "one job besides, with the keys of a job file beside these: the first.",
+        CoordinatorSettings,
+    ),
+    (
+        "A job file",
+        "What the fleet is to train (`dpagent coordinator job add FILE`): see [jobs](jobs.md).",
+        JobSettings,
     ),
     (
         "mixer.yaml",

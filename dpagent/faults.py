@@ -50,6 +50,13 @@ class FaultPoint(StrEnum):
     COORDINATOR_SAID_GOODBYE = "coordinator: broker has the farewell, not noted"
     COORDINATOR_FINISHED = "coordinator: job finished"
 
+    QUEUE_ADD_WRITTEN = "queue: a job written"
+    QUEUE_ADDED = "queue: a job is in it"
+    QUEUE_CHANGE_WRITTEN = "queue: a change to a job written"
+    QUEUE_CHANGED = "queue: a job is changed"
+    QUEUE_ROUND_GIVEN_UP = "queue: the round of a cancelled job is given up, nobody is told"
+    QUEUE_TAKEN_UP = "queue: another job is taken up"
+
     MIXER_OPENED = "mixer: the outer seal is off"
     MIXER_HELD = "mixer: a message is held"
     MIXER_BATCH_DRAWN = "mixer: a batch is drawn, not noted"

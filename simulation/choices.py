@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Final
 
+from coordinator.job import Job
 from coordinator.settings import FleetSettings
-from coordinator.store import Job
 from coordinator.sum_planning import clipping_of
 from coordinator.update_planning import update_clipping
 from dpagent.errors import ConfigurationError, DataError, PlanError

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent.audit import VerifiedLedger, audit, open_ledger
 from agent.charges import BudgetChange
 from agent.columns import account_name
-from coordinator.columns import spent_columns
-from coordinator.store import Job, RoundRecord, StoreReader
+from coordinator.columns import spent_in
+from coordinator.reader import StoreReader
 from dpagent.errors import LedgerError
 from dpagent.learning.data.formats.npz import open_npz
 from dpagent.learning.models.spec import ModelSpec
-from dpagent.privacy.statement import BudgetStatement
 from dpagent.protocol.fragments import receipt_digest
 from simulation.layout import Layout
 from simulation.notes import RunNotes
@@ -112,13 +111,6 @@ def tally_fragments(
     )  # fmt: skip
 
 
-def _columns(job: Job | None, closed: Sequence[RoundRecord], least: int) -> tuple[BudgetStatement, ...]:
-    if job is None:
-        return ()
-    epsilon = max((each.epsilon or 0.0 for each in closed), default=0.0)
-    return spent_columns(job, rounds=len(closed), epsilon=epsilon, devices=least)
-
-
 def collect(
     settings: RunSettings, notes: RunNotes, outlook: Outlook, layout: Layout, spec: ModelSpec
 ) -> RunRecord:
@@ -135,7 +127,7 @@ def collect(
     try:
         rounds = [r for r in reader.rounds() if r.closed_at is not None]
         counted = {receipt_digest(identity): place for identity, place in reader.fragments().items()}
-        counters, job, least = reader.counters(), reader.job(), reader.least_counted()
+        counters, job = reader.counters(), reader.job()
     finally:
         reader.close()
     arrivals = [
@@ -170,7 +162,7 @@ def collect(
         clamped=tuple(r.clamped or 0 for r in rounds),
         out_of_range=tuple(dict.fromkeys(layer for r in rounds for layer in r.out_of_range)),
         kept=tuple(1.0 if r.kept is None else r.kept for r in rounds),
-        columns=_columns(job, rounds, least),
+        columns=() if job is None else spent_in(job, rounds),
         budgets=tuple(device.budget for device in devices),
         fragments=tally,
         arrivals=tuple(sorted(arrivals, key=lambda arrival: arrival.arrived_at)),

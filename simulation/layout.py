@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.settings import FIRST_JOB
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -48,8 +50,8 @@ class Layout:
 
     @property
     def trained_model(self) -> Path:
-        """The coordinator's final model."""
-        return self.coordinator_state / "model.onnx"
+        """The model of the fleet's job."""
+        return self.coordinator_state / "jobs" / FIRST_JOB / "model.onnx"
 
     @property
     def test_file(self) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from agent.audit import open_ledger
 from agent.rounds import declined_rounds
-from coordinator.store import RoundRecord, StoreReader
+from coordinator.reader import RoundRecord, StoreReader
 from dpagent.errors import LedgerError, StorageError
 from simulation.layout import Layout
 

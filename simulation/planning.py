@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from coordinator.job import Job
 from coordinator.planning import Planner, job_noise
 from coordinator.settings import FleetSettings
-from coordinator.store import Job
 from dpagent.learning.models.spec import ModelSpec
 
 

@@ -22,6 +22,7 @@ import coordinator.daemon
 from agent.daemon import Agent
 from agent.settings import AgentSettings, load_agent_settings
 from coordinator.daemon import Coordinator
+from coordinator.running_job import RunningJob
 from coordinator.settings import load_fleet_settings
 from mixer.daemon import Mixer
 from mixer.settings import load_mixer_settings
@@ -114,6 +115,12 @@ def coordinator_thread(file: Path, clock: MovableClock | None = None) -> Running
     """A coordinator, by its ``fleet.yaml``."""
     settings = load_fleet_settings(file)
     return Running(lambda clock: Coordinator(settings, clock=clock), clock)
+
+
+def running_job(coordinator: Coordinator) -> RunningJob:
+    """The job that a coordinator has taken up."""
+    assert coordinator.running is not None
+    return coordinator.running
 
 
 def mixer_thread(file: Path) -> Running:

@@ -16,8 +16,8 @@ from agent.audit import verify
 from coordinator.aggregation import fleet_mean, take_step
 from coordinator.keys import load_opener, load_signer
 from coordinator.model_state import ModelState
+from coordinator.reader import RoundRecord, StoreReader
 from coordinator.settings import load_fleet_settings
-from coordinator.store import RoundRecord, StoreReader
 from dpagent.errors import DpagentError
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import (
@@ -102,7 +102,7 @@ class WatchedFleet:
     def model(self) -> np.ndarray[Any, np.dtype[np.float32]]:
         connection = sqlite3.connect(self.state / "coordinator.db")
         try:
-            return np.frombuffer(connection.execute("SELECT weights FROM model").fetchone()[0], np.float32)
+            return np.frombuffer(connection.execute("SELECT weights FROM models").fetchone()[0], np.float32)
         finally:
             connection.close()
 

@@ -170,12 +170,18 @@ def _service_of(config: Path) -> Service:
         if is_profile_path(board.profile):
             reads.append(Path(board.profile).parent)  # It may extend others there.
     elif kind == "coordinator":
-        from coordinator.settings import load_fleet_settings
+        from coordinator.settings import FleetSettings, load_coordinator_settings
 
-        coordinator = load_fleet_settings(config)
-        fleet = coordinator.fleet
-        reads = [] if coordinator.test_data is None else [coordinator.test_data.path]
+        coordinator = load_coordinator_settings(config)
+        fleet, reads = coordinator.fleet, []
+        if isinstance(coordinator, FleetSettings) and coordinator.test_data is not None:
+            reads = [coordinator.test_data.path]
         writes, mqtt = [coordinator.state_dir, coordinator.keys_dir], coordinator.mqtt
+    elif kind == "job":
+        raise ConfigurationError(
+            f"{config} is a job file; expected an agent.yaml, fleet.yaml or mixer.yaml. A job runs in its "
+            "coordinator: `dpagent coordinator job add` adds it."
+        )
     else:
         from mixer.settings import load_mixer_settings
 

@@ -36,8 +36,8 @@ from observers import Observer
 from coordinator.aggregation import fleet_mean
 from coordinator.influence import HonestNorms
 from coordinator.keys import load_signer
+from coordinator.reader import StoreReader
 from coordinator.settings import load_fleet_settings
-from coordinator.store import StoreReader
 from dpagent.privacy.mechanisms.wire import MAX_WIRE_VALUE
 from dpagent.protocol.codec import MessageError, encode
 from dpagent.protocol.fragments import cut
@@ -96,7 +96,7 @@ def _counts(norms: HonestNorms, position: int, values: NDArray[np.int64]) -> boo
 def weights_of(state_dir: Path) -> NDArray[np.float64]:
     connection = sqlite3.connect(state_dir / "coordinator.db")
     try:
-        raw = connection.execute("SELECT weights FROM model").fetchone()[0]
+        raw = connection.execute("SELECT weights FROM models").fetchone()[0]
     finally:
         connection.close()
     return np.frombuffer(raw, np.float32).astype(np.float64)

@@ -34,8 +34,8 @@ from observers import Observer
 from scipy import stats
 
 from coordinator.keys import load_opener, load_signer
+from coordinator.reader import StoreReader
 from coordinator.settings import load_fleet_settings
-from coordinator.store import StoreReader
 from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import cut
 from dpagent.protocol.messages import Plan

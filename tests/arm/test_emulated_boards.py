@@ -80,7 +80,7 @@ def test_a_job_of_each_method_ends_well_on_each_processor(
     assert "board profile generic-arm64" in said
     state = board.with_name("state")
     assert verify(state, second_head_beside(state)).charges == 2
-    status = (tmp_path / "coordinator" / "state" / "model.onnx").stat()
+    status = (tmp_path / "coordinator" / "state" / "jobs" / "first" / "model.onnx").stat()
     assert status.st_size > 0
 
 

@@ -18,11 +18,12 @@ import yaml
 from brokers import wait_until
 from commands import command_line, dpagent
 from pictures import folder_of
+from stores import begin_job
 
-from coordinator.planning import new_job
+from coordinator.queue import Queue
 from coordinator.settings import load_fleet_settings
 from coordinator.stepping import Stepper
-from coordinator.store import RoundResult, Store
+from coordinator.store import RoundResult
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
 
@@ -249,13 +250,11 @@ def test_status_says_what_was_spent_for_whom_and_which_layers_left_their_range(t
     file = write_fleet(tmp_path, privacy={"method": "ldp-fl", "epsilon": 9.0}, cap={"kind": "none"})
     settings = load_fleet_settings(file)
     model = Stepper(settings, settings.model.spec()).initial()
-    settings.state_dir.mkdir()
-    store = Store(settings.state_dir)
-    store.begin(new_job(settings), model)
+    store = begin_job(settings, model)
     store.start_round(1, 10.0, 20.0)
     assert "Spent" not in dpagent("coordinator", "status", "--config", str(file)).stdout
     store.close_round(1, model, RoundResult(None, 0, 1.0, 1.0, 4.5, ("dense 1",)), closed_at=15.0)
-    store.close()
+    store.database.close()
     shown = dpagent("coordinator", "status", "--config", str(file))
     assert shown.returncode == 0, shown.stderr
     scope = "device-level, replace-one adjacency, trusted party: none"
@@ -278,13 +277,11 @@ def test_status_shows_a_clip_norm_that_follows_a_quantile(tmp_path: Path) -> Non
     file = write_fleet(tmp_path, privacy=privacy, cap={"kind": "none"})
     settings = load_fleet_settings(file)
     model = Stepper(settings, settings.model.spec()).initial()
-    settings.state_dir.mkdir()
-    store = Store(settings.state_dir)
-    store.begin(new_job(settings), model)
+    store = begin_job(settings, model)
     store.start_round(1, 10.0, 20.0)
     result = RoundResult(None, 0, 1.0, 1.0, 4.5, clip_norm=0.1875)
     store.close_round(1, model, result, closed_at=15.0)
-    store.close()
+    store.database.close()
     shown = dpagent("coordinator", "status", "--config", str(file)).stdout
     assert "clip norm" in shown
     assert "0.188" in shown
@@ -297,13 +294,12 @@ def test_status_shows_what_noise_of_devices_has_spent_without_trust(tmp_path: Pa
     file = write_fleet(tmp_path, privacy=privacy, cap={"kind": "none"})
     settings = load_fleet_settings(file)
     model = Stepper(settings, settings.model.spec()).initial()
-    settings.state_dir.mkdir()
-    store, job = Store(settings.state_dir), new_job(settings)
-    store.begin(job, model)
-    assert store.job() == job
+    store = begin_job(settings, model)
+    (queued,) = Queue(store.database).jobs()
+    job = queued.job
     store.start_round(1, 10.0, 20.0)
     store.close_round(1, model, RoundResult(None, 0, 1.0, 1.0, 4.5), closed_at=15.0)
-    store.close()
+    store.database.close()
     assert job.device is not None
     values = json.loads(dpagent("coordinator", "status", "--config", str(file), "--json").stdout)
     assert [(each["trust"], each["adjacency"]) for each in values["spent"]] == [

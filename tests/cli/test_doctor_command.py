@@ -120,7 +120,7 @@ def test_a_limit_on_the_disk_of_the_records_is_named_and_the_agent_does_not_star
     [
         (None, "No such file"),
         ("fleet: [", "not valid YAML"),
-        ("fleet: meadow\n", "is no agent.yaml, fleet.yaml or mixer.yaml"),
+        ("fleet: meadow\n", "is no agent.yaml, fleet.yaml, mixer.yaml or job file"),
         ("fleet: meadow\ncoordinator_key: x\ndata: {}\n", "coordinator_key"),
     ],
 )

@@ -96,7 +96,7 @@ def test_a_job_goes_on_through_restarts_and_every_ledger_verifies(fleet: Compose
     fleet.coordinator.wait_to_say("staying until a stop", JOB_S)
     assert fleet.closed_rounds() == ROUNDS
 
-    model = (fleet.volume("coordinator") / "state" / "model.onnx").read_bytes()
+    model = (fleet.volume("coordinator") / "state" / "jobs" / "first" / "model.onnx").read_bytes()
     for name, container in zip(AGENTS, fleet.agents, strict=True):
         state = fleet.volume(name) / "state"
         wait_until((state / "model.onnx").exists, "the model on a board", JOB_S)

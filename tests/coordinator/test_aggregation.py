@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from fleets import DIGITS, make_task, model_section, records, terms
 from numpy.typing import NDArray
+from stores import open_store
 
 from agent.noisy_sums import noisy_gradients
 from coordinator.aggregation import fleet_mean, median_of_means, take_step
 from coordinator.model_state import ModelState
 from coordinator.seats import OpenedFragment
-from coordinator.store import Store
 from dpagent.learning.models.description import from_description
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.optimiser import Adam, Sgd
@@ -198,14 +198,14 @@ def test_what_devices_make_is_what_the_store_sums_to_the_last_bit() -> None:
     updates = np.stack([noisy_gradients(task.release, weights, records(5), engine) for _ in range(3)])
     messages = [seal(encode(piece), plan) for update in updates for piece in cut(update, plan)]
     with tempfile.TemporaryDirectory() as directory:
-        store = Store(Path(directory))
+        store = open_store(Path(directory))
         for message in sorted(messages + messages[::3]):
             piece = opener.open(message, plan.job)
             values, _ = read_block(piece, plan.wire, task.release.blocks)
             opened = OpenedFragment(piece.id, piece.round, piece.position, values, 0.0)
             store.count([opened], plan.round, seats=3)
         (sums,) = store.sums(plan.round)
-        store.close()
+        store.database.close()
     assert {count for count, _ in sums.values()} == {3}
     total = np.concatenate([sums[position][1] for position in sorted(sums)])[:DIMENSION]
     assert np.array_equal(total, updates.sum(axis=0))

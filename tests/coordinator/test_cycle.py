@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 from clocks import MovableClock
+from daemons import running_job
 from fleets import honest_update, write_fleet
 
 from coordinator.cycle import Cycle, Progress, Verdict
 from coordinator.daemon import Coordinator
+from coordinator.reader import StoreReader
+from coordinator.running_job import RunningJob
 from coordinator.seats import OpenedFragment
 from coordinator.settings import load_fleet_settings
-from coordinator.store import Store, StoreReader
+from coordinator.store import Store
 from dpagent.privacy.mechanisms.wire import MAX_WIRE_VALUE
 from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import cut
@@ -43,12 +46,16 @@ class Rounds:
         self.coordinator = Coordinator(settings, clock=clock)
 
     @property
+    def running(self) -> RunningJob:
+        return running_job(self.coordinator)
+
+    @property
     def cycle(self) -> Cycle:
-        return self.coordinator._cycle
+        return self.running.cycle
 
     @property
     def store(self) -> Store:
-        return self.coordinator._store
+        return self.running.store
 
     @property
     def task(self) -> RoundTask:
@@ -160,9 +167,9 @@ def test_asking_how_far_a_round_is_changes_nothing(
     rounds.cycle.open()
     rounds.count(*counts)
     rounds.clock.advance(elapsed)
-    before = (list(rounds.store.connection.iterdump()), rounds.task, len(caplog.records))
+    before = (list(rounds.store.database.connection.iterdump()), rounds.task, len(caplog.records))
     assert len({rounds.cycle.progress() for _ in range(3)}) == 1
-    assert (list(rounds.store.connection.iterdump()), rounds.task, len(caplog.records)) == before
+    assert (list(rounds.store.database.connection.iterdump()), rounds.task, len(caplog.records)) == before
 
 
 # --- and what becomes of it ---------------------------------------------------------------------

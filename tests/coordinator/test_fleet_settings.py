@@ -169,5 +169,7 @@ def test_job_terms_leave_out_what_may_change_during_a_job() -> None:
     assert [str(each) for each in changes] == [
         "`rounds` was 2 and is 7", "`privacy.schedule.kind` was 'uniform' and is 'linear'",
     ]  # fmt: skip
-    with pytest.raises(ConfigurationError, match=r"rounds.*privacy\.schedule\.kind.*another state_dir"):
-        require_same_job(settings.job_terms(), other.job_terms(), Path("state"))
+    with pytest.raises(
+        ConfigurationError, match=r"rounds.*privacy\.schedule\.kind.*coordinator job add FILE"
+    ):
+        require_same_job(settings.job_terms(), other.job_terms(), "first")

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from fleets import DIGITS, write_fleet
 
+from coordinator.job import Job
 from coordinator.planning import Planner, job_noise
 from coordinator.settings import FleetSettings, load_fleet_settings
-from coordinator.store import Job, OpenRound
+from coordinator.store import OpenRound
 from dpagent.errors import PlanError
 from dpagent.learning.models.layers import Dense
 from dpagent.learning.models.spec import ModelSpec

@@ -17,13 +17,14 @@ from clocks import MovableClock
 from daemons import agent_thread, attentive_daemons, coordinator_thread
 from fleets import DIGITS, run_coordinator
 from observers import Observer
+from stores import begin_job
 from watched_fleets import SLOW, WatchedFleet, charges
 
 from agent.audit import verify
 from coordinator import announcer
 from coordinator.model_state import ModelState
-from coordinator.planning import new_job
-from coordinator.store import RoundResult, Store
+from coordinator.settings import FIRST_JOB
+from coordinator.store import RoundResult
 from dpagent.protocol.fragments import (
     content_digest,
     receipt_digest,
@@ -124,14 +125,12 @@ def test_a_broker_that_restarts_in_the_middle_does_not_end_a_job(tmp_path: Path,
 
 
 def close_all_rounds(fleet: WatchedFleet) -> None:
-    fleet.state.mkdir(mode=0o700)
-    store = Store(fleet.state)
     weights = DIGITS.initial_weights(0)
     model = ModelState(weights, np.zeros((1, len(weights))), 1.0, ())
-    store.begin(new_job(fleet.settings), model)
+    store = begin_job(fleet.settings, model)
     store.start_round(1, 10.0, 70.0)
     store.close_round(1, model, RoundResult(None, 0, 1.0, 1.0, 4.0), closed_at=60.0)
-    store.close()
+    store.database.close()
 
 
 def test_a_job_whose_last_round_closed_before_a_crash_is_ended_after_it(
@@ -143,7 +142,7 @@ def test_a_job_whose_last_round_closed_before_a_crash_is_ended_after_it(
         assert coordinator.wait() is True
         wait_until(lambda: observer.plans, "the farewell")
         assert fleet.is_farewell(observer.plans[-1])
-    assert (fleet.state / "model.onnx").exists()
+    assert (fleet.settings.directory_of(FIRST_JOB) / "model.onnx").exists()
     # A job that is over is not begun again, and nobody is told twice.
     with Observer(mosquitto, fleet.name) as observer, coordinator_thread(fleet.file) as again:
         assert again.wait() is True

@@ -24,6 +24,7 @@ from watched_fleets import WatchedFleet
 
 from agent.audit import open_ledger, verify
 from coordinator.daemon import _BATCH
+from coordinator.settings import FIRST_JOB
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.inference.evaluation import OnnxEvaluator
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
@@ -144,9 +145,11 @@ def test_a_job_runs_to_its_end_whatever_strangers_send(tmp_path: Path, mosquitto
         assert [tuple(row) for row in states] == [("counted", 2 * fleet.blocks)]
         assert spent[-1]["cumulative_epsilon"] <= 4.0 * (1 + 1e-9)
         assert spent[-1]["cumulative_epsilon"] == pytest.approx(rounds[-1].epsilon, rel=1e-3)
-    evaluator = OnnxEvaluator((fleet.state / "model.onnx").read_bytes())
+    evaluator = OnnxEvaluator((fleet.settings.directory_of(FIRST_JOB) / "model.onnx").read_bytes())
     assert evaluator.accuracy(digits(1_500, 1_700)) == rounds[-1].accuracy
-    model = onnxruntime.InferenceSession(fleet.state / "model.onnx", providers=["CPUExecutionProvider"])
+    model = onnxruntime.InferenceSession(
+        fleet.settings.directory_of(FIRST_JOB) / "model.onnx", providers=["CPUExecutionProvider"]
+    )
     stated = model.get_modelmeta().custom_metadata_map
     assert json.loads(stated["dpagent.privacy_statement"]) == json.loads(
         json.dumps(DiscretisedGaussian.job_statement(4.0, 1e-4).as_dict())

@@ -11,14 +11,15 @@ import numpy as np
 import onnx
 import pytest
 import yaml
+from daemons import running_job
 from fleets import DIGITS, write_fleet
 from numpy.typing import NDArray
 
 from coordinator import planning
 from coordinator.daemon import _BATCH, Coordinator
+from coordinator.reader import StoreReader
 from coordinator.seats import OpenedFragment
-from coordinator.settings import FleetSettings, load_fleet_settings
-from coordinator.store import StoreReader
+from coordinator.settings import FIRST_JOB, FleetSettings, load_fleet_settings
 from dpagent import faults
 from dpagent.errors import ConfigurationError, PlanError
 from dpagent.faults import FaultPoint
@@ -63,7 +64,7 @@ _identities = itertools.count()
 
 def run_round(coordinator: Coordinator, *updates: Callable[[RoundTask], NDArray[np.int64]]) -> RoundTask:
     """Open a round, count each device's update and close it."""
-    cycle = coordinator._cycle
+    cycle = running_job(coordinator).cycle
     cycle.open()
     task = cycle._task
     assert task is not None
@@ -71,7 +72,7 @@ def run_round(coordinator: Coordinator, *updates: Callable[[RoundTask], NDArray[
     for update in updates:
         values = update(task)
         values = np.concatenate([values, np.zeros(-len(values) % block, np.int64)]).reshape(-1, block)
-        coordinator._store.count(
+        running_job(coordinator).store.count(
             [
                 OpenedFragment(next(_identities).to_bytes(16, "big"), number, position, row, 0.0)
                 for position, row in enumerate(values)
@@ -113,16 +114,16 @@ def test_steps_are_counted_and_not_rounds(
     )
     coordinator = begin(settings)
     if has_projection:
-        before = coordinator._store.model().weights
+        before = running_job(coordinator).store.model().weights
         run_round(coordinator, noise)
-        assert np.array_equal(coordinator._store.model().weights, before)
+        assert np.array_equal(running_job(coordinator).store.model().weights, before)
     moved = []
     for _ in range(3):
         if restarts:
             coordinator = begin(settings)
-        before = coordinator._store.model().weights.astype(np.float64)
+        before = running_job(coordinator).store.model().weights.astype(np.float64)
         run_round(coordinator, lambda task: np.full(task.release.dimension, -7, np.int64))
-        moved.append(coordinator._store.model().weights - before)
+        moved.append(running_job(coordinator).store.model().weights - before)
     # From 0.3 to 0.03 over three steps, as of their beginnings: 0.3, 0.21, 0.12.
     for step, expected in zip(moved, (0.3, 0.21, 0.12), strict=True):
         np.testing.assert_allclose(step, expected, rtol=1e-4)
@@ -145,10 +146,10 @@ def test_a_crash_between_the_directions_and_the_close_changes_no_plan(
         coordinator = begin(settings)
         with pytest.raises(KeyboardInterrupt):
             run_round(coordinator, noise)
-        task = coordinator._cycle._task
+        task = running_job(coordinator).cycle._task
         assert task is not None
         plans.append(task.plan.model_copy(update={"deadline": 0.0}))
-        assert "projection" in coordinator._models.assets
+        assert "projection" in running_job(coordinator).models.assets
     assert plans[0] == plans[1]
     assert plans[0].round == 1
 
@@ -168,24 +169,24 @@ def test_a_bounded_cap_goes_by_what_is_spent_also_after_a_restart_and_ends_a_job
     tasks, spent = [], [0.0]
     for _ in range(2):
         coordinator = begin(settings)
-        coordinator._cycle.open()
-        before = coordinator._cycle._task
+        running_job(coordinator).cycle.open()
+        before = running_job(coordinator).cycle._task
         coordinator = begin(settings)
         tasks.append(run_round(coordinator, noise))
         assert before is not None
         same = {"deadline": 0.0}
         assert before.plan.model_copy(update=same) == tasks[-1].plan.model_copy(update=same)
-        spent.append(coordinator._store.epsilon_spent())
+        spent.append(running_job(coordinator).store.epsilon_spent())
     assert [task.release.terms.cap.spent for task in tasks] == spent[:2]
     assert 13.9 < spent[2] < 14.1
     for _ in range(2):
         coordinator = begin(settings)
-        assert not coordinator._cycle.is_over
-        coordinator._cycle.advance()
-        assert coordinator._cycle.is_over
-        assert coordinator._store.open_round() is None
-        assert not coordinator._cycle.finish()  # no broker yet
-        model = onnx.load_from_string((settings.state_dir / "model.onnx").read_bytes())
+        assert not running_job(coordinator).cycle.is_over
+        running_job(coordinator).cycle.advance()
+        assert running_job(coordinator).cycle.is_over
+        assert running_job(coordinator).store.open_round() is None
+        assert not running_job(coordinator).cycle.finish()  # no broker yet
+        model = onnx.load_from_string((settings.directory_of(FIRST_JOB) / "model.onnx").read_bytes())
         metadata = {each.key: each.value for each in model.metadata_props}
         assert metadata["dpagent.round"] == "2"
         assert float(metadata["dpagent.epsilon_spent"]) == spent[2]
@@ -211,8 +212,8 @@ def test_a_model_carries_what_its_inputs_are(tmp_path: Path, begin: Begin) -> No
         settings = settings_of(tmp_path / name, **changes)
         coordinator = begin(settings)
         run_round(coordinator, noise)
-        assert not coordinator._cycle.finish()  # no broker
-        model = ExportedModel(settings.state_dir / "model.onnx")
+        assert not running_job(coordinator).cycle.finish()  # no broker
+        model = ExportedModel(settings.directory_of(FIRST_JOB) / "model.onnx")
         form = InputForm.model_validate({"csv": PIXELS})
         assert model.inputs is not None
         assert model.inputs.differences(form) == []
@@ -273,10 +274,15 @@ def test_a_median_of_three_devices_is_what_two_of_them_agree_on(
         )
         for _ in range(2):
             task = run_round(coordinator, noise, noise, third)
-        norms = coordinator._store.model().clip_norm
-        assets = sorted(coordinator._models.assets.items())
+        norms = running_job(coordinator).store.model().clip_norm
+        assets = sorted(running_job(coordinator).models.assets.items())
         found.append(
-            (coordinator._store.model().weights.tobytes(), norms, assets, task.release.clipping.norms)
+            (
+                running_job(coordinator).store.model().weights.tobytes(),
+                norms,
+                assets,
+                task.release.clipping.norms,
+            )
         )
     assert found[0] == found[1] == found[2]
     assert found[3] != found[2]
@@ -289,7 +295,7 @@ def test_a_median_of_groups_goes_on_with_fewer_devices_than_groups(tmp_path: Pat
         settings = settings_of(tmp_path, state_dir=kinds, devices=5, aggregation={"kind": kinds, "groups": 5})
         coordinator = begin(settings)
         run_round(coordinator, noise, huge)
-        found.append(coordinator._store.model().weights)
+        found.append(running_job(coordinator).store.model().weights)
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 
 
@@ -335,7 +341,9 @@ def test_what_is_too_large_to_send_is_refused_before_the_job_begins(
     monkeypatch.setattr(planning, "MAX_WHOLE_BYTES", 4 * DIGITS.parameter_count - 1)
     with pytest.raises(PlanError, match="weights of model 'digits': "):
         begin(settings_of(tmp_path))
-    assert not (tmp_path / "state" / "coordinator.db").exists()
+    reader = StoreReader(tmp_path / "state")
+    assert reader.jobs() == []
+    reader.close()
 
 
 class Queue:
@@ -356,7 +364,7 @@ def test_no_message_is_dropped_between_two_batches(
     tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator = begin(settings_of(tmp_path))
-    coordinator._cycle.open()
+    running_job(coordinator).cycle.open()
     number = 2 * _BATCH + 1
     queued = Queue([b"rubbish"] * number)
     monkeypatch.setattr(coordinator, "_session", queued)

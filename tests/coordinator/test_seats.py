@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
+from stores import open_store
 
+from coordinator.reader import StoreReader
 from coordinator.seats import OpenedFragment
-from coordinator.store import Store, StoreReader
+from coordinator.store import Store
 
 SEATS = 4
 LEVEL = 1e-6
@@ -21,9 +23,9 @@ LEVEL = 1e-6
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     yield store
-    store.close()
+    store.database.close()
 
 
 def fragment(value: int, position: int = 0, round_number: int = 1, *, dummy: bool = False) -> OpenedFragment:
@@ -51,16 +53,16 @@ def test_no_block_holds_more_than_its_seats_and_each_refusal_is_counted(store: S
 
 def test_the_seats_stay_full_across_restarts_and_whoever_lost_one_gets_none(tmp_path: Path) -> None:
     fragments = [fragment(1 << number) for number in range(3 * SEATS)]
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     store.count(fragments, 1, seats=SEATS)
     before = held(store)
     for _ in range(3):
-        store.close()
-        store = Store(tmp_path)
+        store.database.close()
+        store = open_store(tmp_path)
         store.count(fragments, 1, seats=SEATS)
         assert store.counts(1) == {0: SEATS}
         assert held(store) == before
-    store.close()
+    store.database.close()
 
 
 def test_the_same_fragments_hold_the_seats_in_any_order_and_any_batches(store: Store) -> None:
@@ -71,8 +73,8 @@ def test_the_same_fragments_hold_the_seats_in_any_order_and_any_batches(store: S
         for start in range(0, len(fragments), 5):
             store.count(fragments[start : start + 5], 1, seats=SEATS)
         found.add(held(store))
-        store.connection.execute("DELETE FROM seats")
-        store.connection.execute("DELETE FROM fragments")
+        store.database.connection.execute("DELETE FROM seats")
+        store.database.connection.execute("DELETE FROM fragments")
     assert len(found) == 1
     assert found.pop().bit_count() == SEATS
 
@@ -113,13 +115,13 @@ def test_groups_are_equal_and_random_and_lose_nothing(store: Store) -> None:
 
 def test_two_fragments_of_one_sender_meet_in_a_group_as_often_as_chance_has_it(tmp_path: Path) -> None:
     """Six fragments in three groups: two given ones meet with probability 1/5, in 1,000 blocks."""
-    store, blocks = Store(tmp_path), 1_000
+    store, blocks = open_store(tmp_path), 1_000
     store.count([fragment(1 << n, position) for position in range(blocks) for n in range(6)], 1, seats=6)
     dealt = store.sums(1, groups=3)
     met = sum(
         int(group[position][1][0]) & 3 == 3 for position, group in itertools.product(range(blocks), dealt)
     )
-    store.close()
+    store.database.close()
     assert stats.binomtest(met, blocks, 1 / 5).pvalue > LEVEL
 
 
@@ -128,12 +130,12 @@ def test_two_fragments_of_one_sender_meet_in_a_group_as_often_as_chance_has_it(t
 
 def test_a_flood_of_dummies_leaves_a_number_behind_and_takes_no_seat(store: Store, tmp_path: Path) -> None:
     store.count([fragment(1), fragment(0, dummy=True)], 1, seats=SEATS)
-    pages = store.connection.execute("PRAGMA page_count").fetchone()
+    pages = store.database.connection.execute("PRAGMA page_count").fetchone()
     for _ in range(20):
         dummies = [fragment(0, position, dummy=True) for position in range(500)]
         counted = store.count(dummies, 1, seats=SEATS)
         assert counted.receipted == sorted(each.id for each in dummies)
-    assert store.connection.execute("PRAGMA page_count").fetchone() == pages
+    assert store.database.connection.execute("PRAGMA page_count").fetchone() == pages
     assert store.counts(1) == {0: 1}
     assert (held(store), len(StoreReader(tmp_path).fragments())) == (1, 1)
     assert StoreReader(tmp_path).counters() == {"dummies": 10_001}
@@ -153,11 +155,11 @@ def test_a_flooded_block_gives_a_dummy_a_receipt_as_often_as_a_fragment(store: S
     for dummy in (True, False):
         for position in range(blocks):
             for _ in range(each):
-                store.connection.execute("SAVEPOINT before")
+                store.database.connection.execute("SAVEPOINT before")
                 newcomer = fragment(0, position, dummy=dummy)
                 receipts[dummy] += len(store._seats.take([newcomer], 1, SEATS).receipted)
-                store.connection.execute("ROLLBACK TO before")
-                store.connection.execute("RELEASE before")
+                store.database.connection.execute("ROLLBACK TO before")
+                store.database.connection.execute("RELEASE before")
     assert min(receipts.values()) > 0
     table = [[count, blocks * each - count] for count in receipts.values()]
     assert stats.fisher_exact(table).pvalue > LEVEL
@@ -184,20 +186,22 @@ def test_a_batch_is_taken_as_its_fragments_one_by_one(tmp_path: Path, seed: int)
     outcomes = []
     for size in (1, len(batch)):
         (tmp_path / str(size)).mkdir()
-        store = Store(tmp_path / str(size))
-        store.connection.execute("UPDATE tickets SET key = ?", (bytes(32),))
+        store = open_store(tmp_path / str(size))
+        store.database.connection.execute("UPDATE tickets SET key = ?", (bytes(32),))
         taken = [
             store.count(batch[start : start + size], 2, seats=SEATS) for start in range(0, len(batch), size)
         ]
-        rows = store.connection.execute("SELECT position, id, units, type FROM seats ORDER BY position, id")
-        known = store.connection.execute("SELECT id FROM fragments ORDER BY id")
+        rows = store.database.connection.execute(
+            "SELECT position, id, units, type FROM seats ORDER BY position, id"
+        )
+        known = store.database.connection.execute("SELECT id FROM fragments ORDER BY id")
         receipted = [
             [each for part in taken for each in getattr(part, kind)]
             for kind in ("fresh", "repeated", "dummies")
         ]
         totals = [sum(part.unseated for part in taken), sum(part.late for part in taken)]
         outcomes.append((receipted, totals, [tuple(row) for row in rows], [row["id"] for row in known]))
-        store.close()
+        store.database.close()
     assert outcomes[0] == outcomes[1]
 
 

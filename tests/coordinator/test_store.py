@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from stores import JOB, begin, open_store
 
 from coordinator.model_state import ModelState
+from coordinator.queue import Queue
+from coordinator.reader import StoreReader
 from coordinator.seats import Counted, OpenedFragment
-from coordinator.store import Job, RoundResult, Store, StoreReader
+from coordinator.store import RoundResult, Store
 from dpagent import faults
 from dpagent.errors import StorageError
 from dpagent.faults import FaultPoint
-from dpagent.privacy.mechanisms.job_noise import JobNoise
 
 BLOCK = 7
-NOISE = JobNoise.chosen("discrete-gaussian", [3.0, 2.0, 1.0])
-JOB = Job(b"j" * 16, {"rounds": 3, "privacy": {"epsilon": 0.1}}, NOISE, (0.1, 0.2, 0.4))
 WEIGHTS = np.array([0.1, -0.0, np.inf, 1e-40], np.float32)
 MODEL = ModelState(WEIGHTS, np.zeros((1, 4)), 1.5, (0.1, 0.2))
 Sums = dict[int, tuple[int, list[int]]]
@@ -61,9 +61,9 @@ def plain_sums(fragments: list[OpenedFragment]) -> Sums:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     yield store
-    store.close()
+    store.database.close()
 
 
 @settings(max_examples=25)
@@ -73,7 +73,7 @@ def test_any_order_any_batches_any_restarts_give_the_same_bits(data: st.DataObje
     repeats = data.draw(st.lists(st.sampled_from(fragments), max_size=6))
     arrivals = data.draw(st.permutations(fragments + repeats))
     with tempfile.TemporaryDirectory() as directory:
-        store = Store(Path(directory))
+        store = open_store(Path(directory))
         fresh: list[bytes] = []
         while arrivals:
             size = data.draw(st.integers(1, len(arrivals)))
@@ -82,10 +82,10 @@ def test_any_order_any_batches_any_restarts_give_the_same_bits(data: st.DataObje
             fresh += counted.fresh
             arrivals = arrivals[size:]
             if data.draw(st.booleans()):
-                store.close()
-                store = Store(Path(directory))
+                store.database.close()
+                store = open_store(Path(directory))
         result, counts = sums_of(store), store.counts(1)
-        store.close()
+        store.database.close()
     assert sorted(fresh) == sorted(one.id for one in fragments)
     assert result == plain_sums(fragments)
     assert counts == {position: count for position, (count, _) in result.items()}
@@ -115,7 +115,7 @@ def test_a_repeated_fragment_is_named_again_for_its_receipt(store: Store, tmp_pa
 
 
 def begun(store: Store) -> Store:
-    store.begin(JOB, MODEL)
+    begin(store, MODEL)
     store.start_round(1, 10.0, 20.0)
     return store
 
@@ -151,10 +151,10 @@ def test_a_flood_of_late_fragments_does_not_fill_the_disk(store: Store) -> None:
     close(store)
     store.start_round(2, 30.0, 40.0)
     count(store, [fragment(0)], 2)  # the counter's own row
-    pages = store.connection.execute("PRAGMA page_count").fetchone()[0]
+    pages = store.database.connection.execute("PRAGMA page_count").fetchone()[0]
     for start in range(1, 3_001, 300):
         count(store, [fragment(number) for number in range(start, start + 300)], 2)
-    assert store.connection.execute("PRAGMA page_count").fetchone()[0] == pages
+    assert store.database.connection.execute("PRAGMA page_count").fetchone()[0] == pages
 
 
 def test_a_replay_of_a_late_fragment_under_the_open_round_is_counted_once_at_most(store: Store) -> None:
@@ -192,20 +192,20 @@ def test_closing_a_round_takes_the_model_and_drops_the_sums(store: Store, tmp_pa
 def test_a_full_disk_counts_nothing_of_a_batch(store: Store) -> None:
     count(store, [fragment(1)], 1)
     before = sums_of(store)
-    pages = store.connection.execute("PRAGMA page_count").fetchone()[0]
-    store.connection.execute(f"PRAGMA max_page_count={pages + 2}")
+    pages = store.database.connection.execute("PRAGMA page_count").fetchone()[0]
+    store.database.connection.execute(f"PRAGMA max_page_count={pages + 2}")
     with pytest.raises(StorageError, match="disk is full"):
         count(store, [fragment(number, position=number) for number in range(2, 400)], 1)
     assert sums_of(store) == before
-    assert store.connection.execute("SELECT count(*) FROM fragments").fetchone()[0] == 1
-    store.connection.execute("PRAGMA max_page_count=1000000")
+    assert store.database.connection.execute("SELECT count(*) FROM fragments").fetchone()[0] == 1
+    store.database.connection.execute("PRAGMA max_page_count=1000000")
     assert len(count(store, [fragment(number, position=number) for number in range(2, 400)], 1).fresh) == 398
 
 
 def test_a_full_disk_does_not_close_a_round_by_half(store: Store) -> None:
     count(begun(store), [fragment(1)], 1)
-    pages = store.connection.execute("PRAGMA page_count").fetchone()[0]
-    store.connection.execute(f"PRAGMA max_page_count={pages + 1}")
+    pages = store.database.connection.execute("PRAGMA page_count").fetchone()[0]
+    store.database.connection.execute(f"PRAGMA max_page_count={pages + 1}")
     large = np.ones(100_000, np.float32)
     with pytest.raises(StorageError, match="disk is full"):
         store.close_round(
@@ -220,20 +220,17 @@ def test_a_full_disk_does_not_close_a_round_by_half(store: Store) -> None:
 
 
 def test_a_job_is_the_same_after_a_restart(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    assert store.job() is None
-    begun(store)
-    store.close()
-    store = Store(tmp_path)
-    assert store.job() == JOB
+    begun(open_store(tmp_path)).database.close()
+    store = open_store(tmp_path)
+    (queued,) = Queue(store.database).jobs()
+    assert queued.job == JOB
     model = store.model()
     assert model.weights.tobytes() == WEIGHTS.tobytes()
     assert model.moments.tolist() == [[0.0] * 4]
     assert model.clip_norm == 1.5
     assert model.radii == (0.1, 0.2)
-    with pytest.raises(StorageError):
-        store.begin(JOB, MODEL)
-    store.close()
+    assert not Queue(store.database).begin(1, MODEL, 9.0), "it has begun"
+    store.database.close()
 
 
 def test_a_new_deadline_keeps_the_round(store: Store) -> None:
@@ -250,9 +247,9 @@ def test_the_first_announcement_is_remembered_for_its_round(store: Store, tmp_pa
     assert current.announced_at is None
     store.mark_announced(1, 11.0)
     store.mark_announced(1, 99.0)
-    again = Store(tmp_path)
+    again = open_store(tmp_path)
     assert again.start_round(1, 50.0, 70.0).announced_at == 11.0
-    again.close()
+    again.database.close()
     close(store)
     assert store.start_round(2, 80.0, 90.0).announced_at is None
 
@@ -261,7 +258,7 @@ def test_the_end_is_remembered(store: Store, tmp_path: Path) -> None:
     begun(store)
     reader = StoreReader(tmp_path)
     assert not reader.is_finished()
-    store.finish(30.0)
+    Queue(store.database).end(1, 30.0)
     assert reader.is_finished()
     assert reader.job() == JOB
     reader.close()
@@ -286,16 +283,16 @@ def test_totals_are_values_of_their_own(store: Store) -> None:
 @pytest.mark.parametrize("erases", [True, False])
 def test_a_closed_round_leaves_no_byte_of_its_values(tmp_path: Path, erases: bool) -> None:
     """Where no noise hides them; otherwise they may stay in free pages, which this test would see."""
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     if erases:
-        store.erase_what_is_deleted()
-    store.begin(JOB, MODEL)
+        store.database.erase_what_is_deleted()
+    begin(store, MODEL)
     store.start_round(1, 0.0, 1.0)
     marks = [fragment(number, position=number % 5) for number in range(400)]
     count(store, marks)
     store.close_round(1, MODEL, RoundResult(None, 0, 1.0, 1.0, 0.5), closed_at=1.0)
     found = found_on_disk(tmp_path, marks)
-    store.close()
+    store.database.close()
     assert bool(found) == (not erases)
 
 
@@ -319,9 +316,9 @@ def test_the_start_after_a_crash_behind_a_close_erases_what_was_deleted(
     """The crash leaves the log as it is: a copy of the files stands for the dead process's."""
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir()
-    store = Store(before)
-    store.erase_what_is_deleted()
-    store.begin(JOB, MODEL)
+    store = open_store(before)
+    store.database.erase_what_is_deleted()
+    begin(store, MODEL)
     store.start_round(1, 0.0, 1.0)
     marks = [fragment(number, position=number % 5) for number in range(400)]
     count(store, marks)
@@ -334,34 +331,34 @@ def test_the_start_after_a_crash_behind_a_close_erases_what_was_deleted(
     with pytest.raises(PowerCut):
         close(store)
     shutil.copytree(before, after)
-    store.close()
+    store.database.close()
     assert found_on_disk(after, marks)
-    restarted = Store(after)
-    restarted.erase_what_is_deleted()
+    restarted = open_store(after)
+    restarted.database.erase_what_is_deleted()
     left = found_on_disk(after, marks)
-    restarted.close()
+    restarted.database.close()
     assert not left
 
 
 def test_a_reader_that_keeps_deleted_values_in_the_log_is_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Store(tmp_path)
-    store.erase_what_is_deleted()
-    store.begin(JOB, MODEL)
+    store = open_store(tmp_path)
+    store.database.erase_what_is_deleted()
+    begin(store, MODEL)
     store.start_round(1, 0.0, 1.0)
     marks = [fragment(number) for number in range(40)]
     count(store, marks)
-    store.connection.execute("PRAGMA busy_timeout = 10")
-    reader = sqlite3.connect(store.file)
+    store.database.connection.execute("PRAGMA busy_timeout = 10")
+    reader = sqlite3.connect(store.database.file)
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM seats").fetchone()
     close(store)
     assert "coordinator.db-wal: another program reads" in caplog.text
     reader.close()
-    store.erase_what_is_deleted()
+    store.database.erase_what_is_deleted()
     left = found_on_disk(tmp_path, marks)
-    store.close()
+    store.database.close()
     assert not left
 
 
@@ -375,15 +372,17 @@ def test_zeros_in_place_of_an_update_change_the_sum_by_that_update_alone(
     own, others = fragment(0), [fragment(number) for number in range(1, 1 + strangers)]
     totals, seated = [], []
     with tempfile.TemporaryDirectory() as directory:
-        store = Store(Path(directory))  # One: tickets go by its secret and by the ids.
+        store = open_store(Path(directory))  # One: tickets go by its secret and by the ids.
         for sent in (own, replace(own, values=np.zeros(BLOCK, np.int64))):
             count(store, [*others, sent] if comes_last else [sent, *others], seats=seats)
             (sums,) = store.sums(1)
             totals.append(sums[0][1])
-            seated.append(own.id in {row["id"] for row in store.connection.execute("SELECT id FROM seats")})
-            store.connection.execute("DELETE FROM seats")
-            store.connection.execute("DELETE FROM fragments")
-        store.close()
+            seated.append(
+                own.id in {row["id"] for row in store.database.connection.execute("SELECT id FROM seats")}
+            )
+            store.database.connection.execute("DELETE FROM seats")
+            store.database.connection.execute("DELETE FROM fragments")
+        store.database.close()
     assert seated[0] == seated[1]
     assert (totals[0] - totals[1]).tolist() == (own.values * seated[0]).tolist()
 

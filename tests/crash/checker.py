@@ -237,7 +237,7 @@ class Checker:
         rounds = connection.execute(
             "SELECT number, closed_at, fragments FROM rounds ORDER BY number"
         ).fetchall()
-        (weights,) = connection.execute("SELECT weights FROM model").fetchone() or (None,)
+        (weights,) = connection.execute("SELECT weights FROM models").fetchone() or (None,)
         self.capture.read_on()  # The wiretap knows a fragment before the broker, so all of these are there.
         for identity, (number, position) in counted.items():
             fragment = self.capture.fragments.get(identity)
@@ -376,9 +376,9 @@ class Checker:
             row[0] for row in connection.execute("SELECT number FROM rounds WHERE closed_at IS NOT NULL")
         }
         self._expect(closed == rounds, f"closed rounds: {sorted(closed)}")
-        (finished,) = connection.execute("SELECT finished_at IS NOT NULL FROM job").fetchone()
+        (finished,) = connection.execute("SELECT state = 'finished' FROM jobs").fetchone()
         self._expect(bool(finished) and self.capture.over, "the job is not over")
-        self._expect((self._at.coordinator / "model.onnx").exists(), "there is no model")
+        self._expect((self._at.coordinator / "jobs" / "first" / "model.onnx").exists(), "there is no model")
         if not self._at.is_patient:
             return
         counted = {row[0] for row in connection.execute("SELECT id FROM fragments")}

@@ -148,7 +148,7 @@ def a_receipted_fragment_is_not_counted(fleet: Path) -> None:
 
 def something_is_counted_that_nobody_sent(fleet: Path) -> None:
     with database(counts(fleet)) as connection:
-        connection.execute("INSERT INTO fragments VALUES (?, 1, 0, 0.0)", (b"n" * 16,))
+        connection.execute("INSERT INTO fragments VALUES (?, 1, 1, 0, 0.0)", (b"n" * 16,))
 
 
 def a_fragment_is_summed_twice(fleet: Path) -> None:
@@ -157,11 +157,11 @@ def a_fragment_is_summed_twice(fleet: Path) -> None:
     plan = checker.capture.plans[ROUNDS]
     fragment = next(each for each in checker.capture.fragments.values() if each.round == ROUNDS)
     with database(counts(fleet)) as connection:
-        (raw,) = connection.execute("SELECT weights FROM model").fetchone()
+        (raw,) = connection.execute("SELECT weights FROM models").fetchone()
         weights = np.frombuffer(raw, "<f4")
         extra = checker._mean(plan, [fragment])[: len(weights)] / len(DEVICES)
         stepped = (weights - 0.5 * extra).astype("<f4")
-        connection.execute("UPDATE model SET weights = ?", (stepped.tobytes(),))
+        connection.execute("UPDATE models SET weights = ?", (stepped.tobytes(),))
 
 
 def a_value_changes_on_its_way_to_the_sum(fleet: Path) -> None:

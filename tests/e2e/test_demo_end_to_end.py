@@ -18,7 +18,7 @@ from typing import Any
 import commands
 import pytest
 
-from coordinator.store import StoreReader
+from coordinator.reader import StoreReader
 from dpagent.errors import StorageError
 
 DEVICES, ROUNDS, FRAGMENTS = 3, 5, 16

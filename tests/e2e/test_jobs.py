@@ -30,8 +30,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from agent.audit import audit
 from coordinator.keys import load_signer
-from coordinator.settings import load_fleet_settings
-from coordinator.store import StoreReader
+from coordinator.reader import StoreReader
+from coordinator.settings import FIRST_JOB, load_fleet_settings
 from dpagent.learning.data.dataset import to_float32
 from dpagent.learning.inference.evaluation import OnnxEvaluator
 from dpagent.protocol.messages import Plan
@@ -127,7 +127,7 @@ class Job:
 
     @property
     def evaluator(self) -> OnnxEvaluator:
-        return OnnxEvaluator((self.settings.state_dir / "model.onnx").read_bytes())
+        return OnnxEvaluator((self.settings.directory_of(FIRST_JOB) / "model.onnx").read_bytes())
 
     def require_sound(self) -> None:
         """Every round charged, every ledger whole, every model there and able to look at a record."""
@@ -136,7 +136,7 @@ class Job:
             assert [charge.round for charge in ledger.charges] == [1, 2, 3]
             assert ledger.charges[-1].cumulative_epsilon <= 35.0
         assert {model.read_bytes() for model in self.models} == {
-            (self.settings.state_dir / "model.onnx").read_bytes()
+            (self.settings.directory_of(FIRST_JOB) / "model.onnx").read_bytes()
         }
         inputs, _ = digits(100, 110).batch(np.arange(10))
         assert np.isfinite(self.evaluator.logits(to_float32(inputs))).all()
@@ -165,7 +165,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_a_job_of_each_kind_ends_well(name: str, tmp_path: Path, mosquitto: Broker) -> None:
     job = Job(tmp_path / f"job-{list(VARIANTS).index(name)}", mosquitto, **VARIANTS[name])
     job.require_sound()
-    assert len(list((job.settings.state_dir / "models").glob("round-*.onnx"))) == ROUNDS
+    assert len(list((job.settings.directory_of(FIRST_JOB) / "models").glob("round-*.onnx"))) == ROUNDS
     plan = job.plans[1]
     if name == "layers with norms":
         assert plan.release.clipping.norms == [0.5, 0.7, 0.2]
@@ -223,7 +223,7 @@ def test_a_clip_norm_follows_the_quantile(tmp_path: Path, mosquitto: Broker) -> 
     for before, after in itertools.pairwise(norms):
         assert after / before == pytest.approx(math.exp(-0.5), rel=0.2)
     connection = sqlite3.connect(job.settings.state_dir / "coordinator.db")
-    (kept,) = connection.execute("SELECT clip_norm FROM model").fetchone()
+    (kept,) = connection.execute("SELECT clip_norm FROM models").fetchone()
     connection.close()
     assert kept < norms[-1]
 
@@ -235,8 +235,8 @@ def test_a_projection_is_found_in_the_first_round(tmp_path: Path, mosquitto: Bro
     job.require_sound()
     assert [asset.role for asset in job.plans[1].assets] == ["training-graph"]
     assert [asset.role for asset in job.plans[2].assets] == ["training-graph", "projection"]
-    assert not (job.settings.state_dir / "models" / "round-0001.onnx").exists()
-    found = np.fromfile(job.settings.state_dir / "projection.f32", "<f4").reshape(64, 6)
+    assert not (job.settings.directory_of(FIRST_JOB) / "models" / "round-0001.onnx").exists()
+    found = np.fromfile(job.settings.directory_of(FIRST_JOB) / "projection.f32", "<f4").reshape(64, 6)
     inputs = np.concatenate([digits(50 * n, 50 * n + 50).batch(np.arange(50))[0] for n in range(DEVICES)])
     _, _, directions = np.linalg.svd(to_float32(inputs).reshape(-1, 64), full_matrices=False)
     # With little noise the leading direction, the mean image nearly, is beyond doubt.

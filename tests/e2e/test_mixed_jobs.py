@@ -17,8 +17,8 @@ from observers import Observer
 from agent.audit import audit, verify
 from agent.heads import second_head_beside
 from coordinator.keys import load_signer
+from coordinator.reader import StoreReader
 from coordinator.settings import load_fleet_settings
-from coordinator.store import StoreReader
 from dpagent.protocol.mixing import key_text
 
 ROUNDS, FRAGMENTS = 2, 5

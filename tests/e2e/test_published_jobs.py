@@ -16,11 +16,11 @@ from commands import dpagent
 from daemons import agent_thread, attentive_daemons, coordinator_thread
 from fleets import DIGITS, digits
 from sequences import ROUNDS, agent_of, fleet, run
+from stores import open_store
 
 from agent.audit import audit, verify
 from agent.heads import second_head_beside
 from coordinator.settings import load_fleet_settings
-from coordinator.store import Store
 from dpagent.errors import ConfigurationError
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.norm import Norm
@@ -64,11 +64,11 @@ def test_whoever_sees_the_model_has_the_exact_gradient(tmp_path: Path, mosquitto
 
 
 def weights_of(file: Path) -> np.ndarray:
-    store = Store(load_fleet_settings(file).state_dir)
+    store = open_store(load_fleet_settings(file).state_dir)
     try:
         return store.model().weights.astype(np.float64)
     finally:
-        store.close()
+        store.database.close()
 
 
 def test_everything_says_that_nothing_is_guaranteed(tmp_path: Path, mosquitto: Broker) -> None:

@@ -16,8 +16,8 @@ from sequences import ROUNDS, agent_of, fleet, run
 from agent.audit import audit, verify
 from agent.charges import ReportCharge, SumCharge
 from agent.heads import second_head_beside
-from coordinator.settings import load_fleet_settings
-from coordinator.store import StoreReader
+from coordinator.reader import StoreReader
+from coordinator.settings import FIRST_JOB, load_fleet_settings
 from dpagent.faults import FaultPoint
 
 pytestmark = pytest.mark.heavy
@@ -55,7 +55,7 @@ def test_a_job_of_each_method_in_sequence_on_one_ledger(tmp_path: Path, mosquitt
     assert [each.fragments for each in rounds] == [4] * ROUNDS
     assert rounds[-1].epsilon == pytest.approx(60.0, rel=1e-3)
     assert not any("rejected" in name for name in counters)
-    assert (load_fleet_settings(second).state_dir / "model.onnx").exists()
+    assert (load_fleet_settings(second).directory_of(FIRST_JOB) / "model.onnx").exists()
 
 
 @pytest.mark.parametrize("changes", [{"limits": {"methods": ["dp-sgd"]}}, {"budget": {"epsilon": 20.0}}])

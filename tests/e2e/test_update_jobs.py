@@ -12,12 +12,13 @@ from brokers import Broker
 from clocks import MovableClock
 from daemons import agent_thread, attentive_daemons, coordinator_thread
 from sequences import ROUNDS, agent_of, fleet, run
+from stores import open_store
 
 from agent.audit import audit, verify
 from agent.heads import second_head_beside
 from coordinator.columns import spent_columns
-from coordinator.settings import load_fleet_settings
-from coordinator.store import Store, StoreReader
+from coordinator.reader import StoreReader
+from coordinator.settings import FIRST_JOB, load_fleet_settings
 from dpagent import faults
 from dpagent.faults import FaultPoint
 from dpagent.learning.inference.evaluation import OnnxEvaluator
@@ -195,15 +196,15 @@ def test_a_crash_at_the_close_leaves_one_noisy_answer_or_none(
             raise PowerCut
 
     monkeypatch.setattr(faults, "reached", cut)
-    written = settings.state_dir / "models" / "round-0001.onnx"
+    written = settings.directory_of(FIRST_JOB) / "models" / "round-0001.onnx"
     with attentive_daemons(), agent_thread(agent, clock):
         with coordinator_thread(file, clock) as first:
             clock.advance_until(lambda: not first.is_running, "the power cut")
             assert isinstance(first.failure(), PowerCut)
         assert not written.exists()
-        store = Store(settings.state_dir)
+        store = open_store(settings.state_dir)
         is_closed, kept, model = store.closed_rounds() == 1, bool(store.counts(1)), store.model().weights
-        store.close()
+        store.database.close()
         assert is_closed == (point is FaultPoint.COORDINATOR_CLOSED)
         assert kept == (not is_closed)
         with coordinator_thread(file, clock) as second:

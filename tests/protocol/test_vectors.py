@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import second_client
 import yaml
+from daemons import running_job
 from fleets import agent_values, records, write_fleet
 
 from agent.custody import begin_ledger
@@ -146,7 +147,7 @@ def receivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receivers]:
     agent = Agent(settings)
     agent._receive(PLAN["topic"], bytes.fromhex(PLAN["envelope"]))
     coordinator = Coordinator(load_fleet_settings(write_fleet(fleet, None, fleet=NAME)))
-    intake = coordinator._cycle._intake
+    intake = running_job(coordinator).cycle._intake
     intake._opener, intake._job = OPENER, JOB
     intake.begin(RoundTask.of(Plan.model_validate(parsed(PLAN["message"]))))
     keys = tmp_path_factory.mktemp("mixer")
@@ -170,7 +171,7 @@ def outcome(receivers: Receivers, caplog: pytest.LogCaptureFixture) -> Outcome:
     def receive(case: dict[str, Any]) -> str | None:
         if case["topic"] == FLEET["topics"]["fragments"]:
             try:
-                coordinator._cycle._intake.read(sent(case))
+                running_job(coordinator).cycle._intake.read(sent(case))
             except MessageError as error:
                 return error.reason
             return None

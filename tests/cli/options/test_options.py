@@ -204,7 +204,7 @@ def test_the_commands_after_a_run_hold_what_new_files_need_and_the_model_does_no
         "label": "y", "offset": {"c": -0.123456789}, "scale": 2.5, "window": 8, "delimiter": "\t",
         "header": False, "decimal": ",",
     }  # fmt: skip
-    model, test = "my run/coordinator/state/model.onnx", "my run/coordinator/test.npz"
+    model, test = "my run/coordinator/state/jobs/first/model.onnx", "my run/coordinator/test.npz"
     held_out, new = commands("csv", {"csv": form | {"offset": -2.5}})
     assert held_out == [model, test, "--summary"]
     assert new == [

@@ -93,11 +93,11 @@ def test_equal_records_give_equal_pages(tmp_path: Path) -> None:
 def test_files_beside_the_report_are_named_relative_to_it(tmp_path: Path) -> None:
     record = replace(record_of(rounds=2), layout=Layout(tmp_path))
     page = render_report(record, tmp_path / "report")
-    assert "../coordinator/state/model.onnx" in page
+    assert "../coordinator/state/jobs/first/model.onnx" in page
     assert str(tmp_path) not in page
     elsewhere = replace(record, layout=Layout(Path("/elsewhere")))
     page = render_report(elsewhere, tmp_path / "report")
-    assert "<code>/elsewhere/coordinator/state/model.onnx</code>" in page
+    assert "<code>/elsewhere/coordinator/state/jobs/first/model.onnx</code>" in page
 
 
 def test_drawing_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:

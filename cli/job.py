@@ -1,0 +1,326 @@
+"""``dpagent coordinator job …``: the coordinator's queue of jobs, also while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from cli.commands import Commands
+from cli.configurations import FleetConfig, coordinator_settings
+from cli.output import write_json
+from cli.tables import render_table
+from dpagent.errors import ConfigurationError, UsageError
+from dpagent.notation import upwards
+from dpagent.wording import counted
+
+if TYPE_CHECKING:
+    from coordinator.queue import Queue, QueuedJob
+    from coordinator.reader import RoundRecord
+    from coordinator.settings import CoordinatorSettings
+    from dpagent.privacy.statement import BudgetStatement
+
+app = Commands(
+    help="The coordinator's queue of jobs: add, look, pause, cancel, also while it runs.",
+    no_args_is_help=True,
+)
+
+NO_JOB: Final = "There is no job yet. `dpagent coordinator job add FILE` adds one."
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The job's name.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="Write JSON to this file (`-`: standard output) instead.")
+]
+
+
+@app.command()
+def add(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The job file.")],
+    name: Annotated[
+        str | None, typer.Option("--name", help="Its name.", show_default="that of the file, without ending")
+    ] = None,
+    config: FleetConfig = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting over the job file's; several times."),
+    ] = None,
+) -> None:
+    """Add a job to the queue. A running coordinator begins it when its turn comes.
+
+    The file has the keys of a job alone (docs/configuration.md); its settings are kept as they are now. A job
+    that no device would accept is refused here.
+    """
+    from coordinator.keys import load_opener
+    from coordinator.queue import next_in
+    from coordinator.settings import load_job_settings
+    from dpagent.extras import extra_needed
+    from dpagent.overrides import overrides_of
+
+    with extra_needed("coordinator", "The coordinator"):
+        from coordinator.running_job import Preparation
+
+    shared, chosen = coordinator_settings(config), _checked(name or file.stem)
+    settings = shared.with_job(load_job_settings(file, overrides_of({}, options or ())), str(file))
+    with _queue(shared) as queue:
+        queue.require_free(chosen)
+        sealing_key = load_opener(shared.keys_dir, shared.fleet).public_key
+        job = Preparation(settings, chosen).new_job(sealing_key)
+        queued = queue.add(chosen, job, settings.job().stored(), time.time())
+        first = next_in(queue.jobs())
+    text = f"Job {chosen} is in the queue: {counted(job.rounds, 'round')}, {_promised(queued).sentence()}."
+    if first is not None and first.number != queued.number:
+        text += f" Job {first.name} goes on before it."
+    typer.echo(text)
+
+
+@app.command(name="list")
+def list_jobs(config: FleetConfig = None, json_file: JsonFile = None) -> None:
+    """List all jobs, those that are over too, with what each has spent, and all together."""
+    from coordinator.columns import together
+
+    jobs = _history(coordinator_settings(config))
+    spent = [(queued.name, columns) for queued, _, columns in jobs]
+    # Whoever took part in one job alone has no sum.
+    sums = [(names, total) for names, total in together(spent) if len(names) > 1]
+    if json_file is not None:
+        write_json(
+            json_file,
+            {
+                "jobs": [_values(*each) for each in jobs],
+                "together": [{"jobs": names, "spent": total.as_dict()} for names, total in sums],
+            },
+        )
+        return
+    if not jobs:
+        typer.echo(NO_JOB)
+        return
+    rows = [
+        [
+            queued.name, state_of(queued), f"{_closed(rounds)} of {queued.job.rounds}",
+            _figure(columns[0]) if columns else "nothing", _figure(_promised(queued)), _accuracy(rounds),
+        ]
+        for queued, rounds, columns in jobs
+    ]  # fmt: skip
+    header = ["job", "state", "rounds", "ε so far", "ε at most", "accuracy"]
+    typer.echo(render_table(header, rows, words=2), nl=False)
+    for names, total in sums:
+        typer.echo(f"Spent by who took part in {_listed(names)}: {total.sentence()}.")
+    if len(sums) > 1:
+        typer.echo("These are never added up: each holds for another unit, or trusts other parties.")
+
+
+@app.command()
+def show(name: Name, config: FleetConfig = None, json_file: JsonFile = None) -> None:
+    """Show a job: its state, its settings, its budget, its models. `status --job NAME` shows its rounds."""
+    import json
+
+    from cli.config import flattened, shown
+    from coordinator.queue import find
+
+    settings = coordinator_settings(config)
+    jobs = _history(settings)
+    find([queued for queued, *_ in jobs], name)
+    queued, rounds, columns = next(each for each in jobs if each[0].name == name)
+    models = _models(settings.directory_of(name))
+    if json_file is not None:
+        write_json(json_file, _values(queued, rounds, columns) | {"models": [str(model) for model in models]})
+        return
+    lines = [
+        ("job", f"{queued.name} ({queued.job.id.hex()})"),
+        ("state", state_of(queued)),
+        ("rounds", f"{_closed(rounds)} of {queued.job.rounds} closed"),
+        *([("paused because", queued.trouble)] if queued.trouble else []),
+        ("added", _day(queued.added_at)),
+        *([("began", _day(queued.begun_at))] if queued.begun_at else []),
+        *([("ended", _day(queued.ended_at))] if queued.ended_at else []),
+        *([("deadline", f"{queued.deadline_s:g} s a round")] if queued.deadline_s else []),
+        ("promised", _promised(queued).sentence()),
+        *(("spent so far", column.sentence()) for column in columns),
+        *((key, shown(value)) for key, value in flattened(json.loads(queued.settings))),
+        ("models", f"{counted(len(models), 'file')} in {settings.directory_of(name)}"),
+    ]
+    width = max(len(key) for key, _ in lines)
+    for key, text in lines:
+        typer.echo(f"{key:{width}}  {text}")
+
+
+@app.command()
+def pause(name: Name, config: FleetConfig = None) -> None:
+    """Open no further round of a job. One that is open closes as it would; the next job goes on."""
+    _change(config, lambda queue: queue.pause(name))
+    typer.echo(f"Job {name} is paused: no further round of it opens. `dpagent coordinator job resume {name}`")
+
+
+@app.command()
+def resume(name: Name, config: FleetConfig = None) -> None:
+    """Let a paused job go on, in its old place in the queue."""
+    _change(config, lambda queue: queue.resume(name))
+    typer.echo(f"Job {name} goes on when its turn comes.")
+
+
+@app.command()
+def cancel(
+    name: Name,
+    config: FleetConfig = None,
+    with_model: Annotated[
+        bool,
+        typer.Option("--with-model", help="Send devices the model of the rounds that are closed."),
+    ] = False,
+) -> None:
+    """Cancel a job for good. Its open round is given up, and devices are told that the job is over.
+
+    What devices were charged stays charged. The models so far are kept.
+    """
+    from coordinator.queue import JobState
+
+    queued = _change(config, lambda queue: queue.cancel(name, time.time(), sends_model=with_model))
+    if queued.state is JobState.CANCELLED:
+        typer.echo(f"Job {name} is cancelled. No device has heard of it.")
+    else:
+        typer.echo(f"Job {name} is cancelled as soon as the coordinator that runs has told the devices.")
+
+
+@app.command()
+def deadline(
+    name: Name,
+    seconds: Annotated[float, typer.Argument(metavar="SECONDS", help="Of a round, from its opening on.")],
+    config: FleetConfig = None,
+) -> None:
+    """Change the deadline of a job's rounds. One that is open has all of it from now on."""
+    shared = coordinator_settings(config)
+    _change(
+        config,
+        lambda queue: queue.set_deadline(
+            name, seconds, lambda known: known.settings_in(shared).with_deadline(seconds, f"job {name!r}")
+        ),
+    )
+    typer.echo(f"Rounds of job {name} have {seconds:g} s from now on.")
+
+
+def state_of(queued: QueuedJob) -> str:
+    """The state of a job, in words."""
+    state: str = queued.state
+    if queued.state.is_over or state == "cancelling" or not queued.is_paused:
+        return state
+    return f"{state}, to pause after its open round" if queued.is_open else f"{state}, paused"
+
+
+@contextlib.contextmanager
+def _queue(settings: CoordinatorSettings) -> Iterator[Queue]:
+    """The queue of a coordinator, for a command that writes to it."""
+    from coordinator.database import Database
+    from coordinator.queue import Queue
+
+    database = Database.beside_the_daemon(settings.state_dir)
+    try:
+        yield Queue(database)
+    finally:
+        database.close()
+
+
+def _change(config: Path | None, change: Callable[[Queue], QueuedJob]) -> QueuedJob:
+    """Change a job of a queue, if there is one."""
+    from coordinator.database import database_file
+
+    settings = coordinator_settings(config)
+    if not database_file(settings.state_dir).exists():
+        raise ConfigurationError(NO_JOB)
+    with _queue(settings) as queue:
+        return change(queue)
+
+
+def _checked(name: str) -> str:
+    """A name that a job can have.
+
+    Raises:
+        UsageError: It is none.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    from coordinator.queue import JobName
+
+    try:
+        return TypeAdapter(JobName).validate_python(name)
+    except ValidationError as error:
+        raise UsageError(
+            f"The name of a job is {name!r}; expected 1 to 63 letters, digits, '-' or '_': --name NAME."
+        ) from error
+
+
+def _history(
+    settings: CoordinatorSettings,
+) -> list[tuple[QueuedJob, list[RoundRecord], tuple[BudgetStatement, ...]]]:
+    """All jobs, with their rounds and what they have spent."""
+    from coordinator.columns import spent_in
+    from coordinator.database import database_file
+    from coordinator.reader import StoreReader
+
+    if not database_file(settings.state_dir).exists():
+        return []
+    found = []
+    with contextlib.closing(StoreReader(settings.state_dir)) as reader:
+        for queued in reader.jobs():
+            rounds = reader.rounds_of(queued.number)
+            found.append((queued, rounds, spent_in(queued.job, rounds)))
+    return found
+
+
+def _promised(queued: QueuedJob) -> BudgetStatement:
+    """The job's own guarantee, once all of its rounds are over."""
+    job = queued.job
+    return job.noise.mechanism.job_statement(job.epsilon_by_round[-1], job.delta)
+
+
+def _values(
+    queued: QueuedJob, rounds: list[RoundRecord], columns: tuple[BudgetStatement, ...]
+) -> dict[str, Any]:
+    """A job, for scripts."""
+    import json
+
+    return {
+        "name": queued.name,
+        "job": queued.job.id.hex(),
+        "state": queued.state,
+        "paused": queued.is_paused,
+        "trouble": queued.trouble,
+        "rounds": queued.job.rounds,
+        "closed_rounds": _closed(rounds),
+        "deadline_s": queued.deadline_s,
+        "added_at": queued.added_at,
+        "begun_at": queued.begun_at,
+        "ended_at": queued.ended_at,
+        "promised": _promised(queued).as_dict(),
+        "spent": [column.as_dict() for column in columns],
+        "settings": json.loads(queued.settings),
+    }
+
+
+def _closed(rounds: list[RoundRecord]) -> int:
+    return sum(each.closed_at is not None for each in rounds)
+
+
+def _accuracy(rounds: list[RoundRecord]) -> str:
+    last = next((each.accuracy for each in reversed(rounds) if each.closed_at is not None), None)
+    return "" if last is None else f"{last:.2%}"
+
+
+def _figure(statement: BudgetStatement) -> str:
+    return upwards(statement.epsilon) if math.isfinite(statement.epsilon) else "no bound"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:-1]) + f" and {names[-1]}"
+
+
+def _day(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
+
+
+def _models(directory: Path) -> list[Path]:
+    return sorted(directory.rglob("*.onnx"))

@@ -1,0 +1,333 @@
+"""The queue of jobs: what waits, what runs, and what became of the others.
+
+One job runs at a time, and one round is open at a time: that of the job that comes first and may go on
+(:func:`next_in`). The daemon and commands beside it share the queue. Each change is one transaction, which
+looks at the job's state before it changes it: of two that come together, one finds what the other left.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Final
+
+from pydantic import StringConstraints
+
+from coordinator.database import Database
+from coordinator.job import Job
+from coordinator.model_state import ModelState
+from coordinator.settings import CoordinatorSettings, FleetSettings, JobSettings
+from dpagent import faults
+from dpagent.errors import ConfigurationError, UsageError
+from dpagent.faults import FaultPoint
+from dpagent.storage import disk_errors, transaction
+
+JobName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
+"""A job's name, also that of its directory: letters, digits, ``-`` and ``_``."""
+
+_COLUMNS: Final = (
+    "number, name, id, settings, terms, budget, state, paused, trouble, sends_model, deadline_s, added_at, "
+    "begun_at, ended_at, "
+    "EXISTS (SELECT 1 FROM rounds WHERE job = jobs.number AND closed_at IS NULL AND given_up_at IS NULL) "
+    "AS is_open"
+)
+
+
+class JobState(StrEnum):
+    """What became of a job so far."""
+
+    WAITING = "waiting"
+    """Not begun."""
+    RUNNING = "running"
+    """Begun; its rounds may be paused, or another job's come first."""
+    CANCELLING = "cancelling"
+    """The operator has cancelled it, and the devices are not told yet."""
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of the job is left to do."""
+        return self in (JobState.FINISHED, JobState.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """A job in the queue. Times are Unix times."""
+
+    number: int
+    """Its place: jobs run in this order."""
+    name: str
+    job: Job
+    settings: str
+    """Its settings as JSON; see ``JobSettings.stored``."""
+    state: JobState
+    is_paused: bool
+    """Whether no further round opens until it is resumed."""
+    trouble: str | None
+    """Why the coordinator has paused it by itself."""
+    sends_model: bool
+    """Whether devices get the model of a job that is cancelled."""
+    deadline_s: float | None
+    """Of its rounds, if the operator has changed it."""
+    added_at: float
+    begun_at: float | None
+    ended_at: float | None
+    is_open: bool
+    """Whether a round of it is open."""
+
+    def settings_in(self, shared: CoordinatorSettings) -> FleetSettings:
+        """Its settings, with the deadline that its operator has given it since.
+
+        Args:
+            shared: those of the coordinator.
+
+        Raises:
+            ConfigurationError: They do not go together any more.
+        """
+        where = f"job {self.name!r}"
+        settings = shared.with_job(JobSettings.model_validate_json(self.settings), where)
+        return settings if self.deadline_s is None else settings.with_deadline(self.deadline_s, where)
+
+
+def jobs_in(connection: sqlite3.Connection) -> list[QueuedJob]:
+    """All jobs, in the order of the queue."""
+    rows = connection.execute(f"SELECT {_COLUMNS} FROM jobs ORDER BY number")
+    return [
+        QueuedJob(
+            row["number"], row["name"], Job.read(row["id"], row["terms"], row["budget"]), row["settings"],
+            JobState(row["state"]), bool(row["paused"]), row["trouble"], bool(row["sends_model"]),
+            row["deadline_s"], row["added_at"], row["begun_at"], row["ended_at"], bool(row["is_open"]),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def next_in(jobs: Sequence[QueuedJob]) -> QueuedJob | None:
+    """The job that goes on now, or None.
+
+    A round that is open comes first, whatever became of its job; then what is to be cancelled; then the first
+    in the queue that is neither paused nor over. So a job that is resumed, or comes before the one that runs,
+    goes on when the open round is closed.
+    """
+    ranks: tuple[Callable[[QueuedJob], bool], ...] = (
+        lambda each: each.is_open,
+        lambda each: each.state is JobState.CANCELLING,
+        lambda each: not each.state.is_over and not each.is_paused,
+    )
+    return next((each for rank in ranks for each in jobs if rank(each)), None)
+
+
+def current_in(jobs: Sequence[QueuedJob]) -> QueuedJob | None:
+    """The job that goes on, or else one that would if it were resumed, or else the one that ended last."""
+    going_on = next_in(jobs) or next((each for each in jobs if not each.state.is_over), None)
+    return going_on or max(jobs, key=lambda each: each.ended_at or 0.0, default=None)
+
+
+def find(jobs: Sequence[QueuedJob], name: str) -> QueuedJob:
+    """The job of a name.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    for each in jobs:
+        if each.name == name:
+            return each
+    names = ", ".join(each.name for each in jobs)
+    there = f"the queue has {names}" if names else "the queue has none yet"
+    raise ConfigurationError(f"There is no job {name!r}: {there}. `dpagent coordinator job list` shows them.")
+
+
+class Queue:
+    """The queue in an open database.
+
+    Args:
+        database: of the coordinator.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database, self._connection = database, database.connection
+
+    def jobs(self) -> list[QueuedJob]:
+        """All jobs, in their order."""
+        with disk_errors(self._database.file):
+            return jobs_in(self._connection)
+
+    def require_free(self, name: str) -> None:
+        """Refuse the name of a job that is in the queue.
+
+        Raises:
+            ConfigurationError: There is one of that name already.
+        """
+        if any(each.name == name for each in self.jobs()):
+            raise ConfigurationError(
+                f"There is a job {name!r} already, and its history is kept. Give this one another name: "
+                "--name NAME."
+            )
+
+    def add(self, name: str, job: Job, settings: str, now: float) -> QueuedJob:
+        """Put a job at the end of the queue.
+
+        Raises:
+            ConfigurationError: There is one of that name already.
+        """
+        with disk_errors(self._database.file), transaction(self._connection):
+            self.require_free(name)
+            self._connection.execute(
+                "INSERT INTO jobs (name, id, terms, budget, settings, state, added_at) "
+                "VALUES (?, ?, ?, ?, ?, 'waiting', ?)",
+                (name, *job.stored(), settings, now),
+            )
+            faults.reached(FaultPoint.QUEUE_ADD_WRITTEN)
+        faults.reached(FaultPoint.QUEUE_ADDED)
+        return find(self.jobs(), name)
+
+    def begin(self, number: int, model: ModelState, now: float) -> bool:
+        """Begin a job with its initial model.
+
+        Returns:
+            Whether it has begun, and was not cancelled in this moment.
+        """
+        with disk_errors(self._database.file), transaction(self._connection):
+            begun = self._connection.execute(
+                "UPDATE jobs SET state = 'running', begun_at = ?, trouble = NULL "
+                "WHERE number = ? AND state = 'waiting'",
+                (now, number),
+            )
+            if begun.rowcount:
+                self._connection.execute(
+                    "INSERT INTO models VALUES (?, ?, ?, ?, ?)", (number, *model.stored())
+                )
+            faults.reached(FaultPoint.COORDINATOR_JOB_WRITTEN)
+        faults.reached(FaultPoint.COORDINATOR_JOB_BEGUN)
+        return bool(begun.rowcount)
+
+    def renew_settings(self, number: int, settings: str) -> None:
+        """Note the settings of a job anew, whose terms are as they were."""
+        with disk_errors(self._database.file), transaction(self._connection):
+            self._connection.execute("UPDATE jobs SET settings = ? WHERE number = ?", (settings, number))
+
+    def pause(self, name: str, trouble: str | None = None) -> QueuedJob:
+        """Open no further round of a job until it is resumed; one that is open closes as it would.
+
+        Args:
+            name: of the job.
+            trouble: why the coordinator does so by itself.
+
+        Raises:
+            ConfigurationError, UsageError: There is no such job, or it is over or it is paused.
+        """
+        return self._change(
+            name,
+            _require_pausable,
+            "UPDATE jobs SET paused = 1, trouble = ? WHERE number = ?",
+            lambda each: (trouble, each.number),
+        )
+
+    def resume(self, name: str) -> QueuedJob:
+        """Let the rounds of a paused job go on.
+
+        Raises:
+            ConfigurationError, UsageError: There is no such job, or it is over or it is not paused.
+        """
+        return self._change(
+            name,
+            _require_paused,
+            "UPDATE jobs SET paused = 0, trouble = NULL WHERE number = ?",
+            lambda each: (each.number,),
+        )
+
+    def set_deadline(
+        self, name: str, deadline_s: float, require_possible: Callable[[QueuedJob], object]
+    ) -> QueuedJob:
+        """Give the rounds of a job another deadline, the open one too.
+
+        Args:
+            name: of the job.
+            deadline_s: seconds after a round opened.
+            require_possible: raises if the job cannot have it.
+
+        Raises:
+            ConfigurationError, UsageError: There is no such job, or it is over.
+        """
+
+        def require(each: QueuedJob) -> None:
+            _require_going_on(each)
+            require_possible(each)
+
+        return self._change(
+            name,
+            require,
+            "UPDATE jobs SET deadline_s = ? WHERE number = ?",
+            lambda each: (deadline_s, each.number),
+        )
+
+    def cancel(self, name: str, now: float, *, sends_model: bool) -> QueuedJob:
+        """Cancel a job: at once if no device has heard of it, and else when the daemon has told the devices.
+
+        Args:
+            name: of the job.
+            now: Unix time.
+            sends_model: whether devices get the model of the rounds that are closed.
+
+        Raises:
+            ConfigurationError, UsageError: There is no such job, or it is over or it is cancelled already.
+        """
+        return self._change(
+            name,
+            _require_going_on,
+            "UPDATE jobs SET sends_model = ?, ended_at = iif(state = 'waiting', ?, NULL), "
+            "state = iif(state = 'waiting', 'cancelled', 'cancelling') WHERE number = ?",
+            lambda each: (sends_model, now, each.number),
+        )
+
+    def end(self, number: int, now: float) -> None:
+        """Mark a job as over: as cancelled if it is to be, and else as finished."""
+        faults.reached(FaultPoint.COORDINATOR_SAID_GOODBYE)
+        with disk_errors(self._database.file), transaction(self._connection):
+            self._connection.execute(
+                "UPDATE jobs SET ended_at = ?, "
+                "state = iif(state = 'cancelling', 'cancelled', 'finished') "
+                "WHERE number = ? AND ended_at IS NULL",
+                (now, number),
+            )
+        faults.reached(FaultPoint.COORDINATOR_FINISHED)
+
+    def _change(
+        self,
+        name: str,
+        require: Callable[[QueuedJob], None],
+        statement: str,
+        values: Callable[[QueuedJob], tuple[object, ...]],
+    ) -> QueuedJob:
+        with disk_errors(self._database.file), transaction(self._connection):
+            known = find(jobs_in(self._connection), name)
+            require(known)
+            self._connection.execute(statement, values(known))
+            faults.reached(FaultPoint.QUEUE_CHANGE_WRITTEN)
+        faults.reached(FaultPoint.QUEUE_CHANGED)
+        return find(self.jobs(), name)
+
+
+def _require_going_on(known: QueuedJob) -> None:
+    match known.state:
+        case JobState.FINISHED:
+            raise UsageError(f"Job {known.name!r} is finished; expected one that is not over.")
+        case JobState.CANCELLED | JobState.CANCELLING:
+            raise UsageError(f"Job {known.name!r} is cancelled already; expected one that is not over.")
+
+
+def _require_pausable(known: QueuedJob) -> None:
+    _require_going_on(known)
+    if known.is_paused:
+        raise UsageError(
+            f"Job {known.name!r} is paused already. `dpagent coordinator job resume` lets it go on."
+        )
+
+
+def _require_paused(known: QueuedJob) -> None:
+    _require_going_on(known)
+    if not known.is_paused:
+        raise UsageError(f"Job {known.name!r} is not paused, so there is nothing to resume.")

@@ -1,0 +1,135 @@
+"""Reads a coordinator's database, also while the coordinator writes to it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.database import database_file
+from coordinator.job import Job
+from coordinator.queue import JobState, QueuedJob, current_in, find, jobs_in
+from dpagent.storage import disk_errors, open_readonly
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One round, for readers of the database."""
+
+    number: int
+    opened_at: float
+    closed_at: float | None
+    given_up_at: float | None
+    """When its job was cancelled while it was open: devices may have been charged for it."""
+    noise_multiplier: float | None
+    epsilon: float | None
+    accuracy: float | None
+    clamped: int | None
+    kept: float | None
+    out_of_range: tuple[str, ...]
+    """Layers whose changes on the devices lie at the ends of their ranges."""
+    clip_norm: float | None
+    """Of the round, where it follows a quantile."""
+    fragments: int
+    least_counted: int | None
+    """Fragments that counted in the block with the fewest."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no fragment counts in it any more."""
+        return self.closed_at is not None or self.given_up_at is not None
+
+
+class StoreReader:
+    """Reads what a coordinator keeps of its jobs, or of one of them.
+
+    Args:
+        state_dir: The coordinator's state directory.
+        name: Of the job that is read; by default the one that is current when it is first asked for: the one
+            that goes on, or else the one that ended last.
+
+    Raises:
+        StorageError: There is no such database.
+    """
+
+    def __init__(self, state_dir: Path, name: str | None = None) -> None:
+        self.file = database_file(state_dir)
+        self._connection = open_readonly(self.file)
+        self._name, self._number = name, None if name is None else self._find(name)
+
+    def _find(self, name: str) -> int:
+        try:
+            return find(self.jobs(), name).number
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the database."""
+        self._connection.close()
+
+    def jobs(self) -> list[QueuedJob]:
+        """All jobs, in the order of the queue."""
+        with disk_errors(self.file):
+            return jobs_in(self._connection)
+
+    def queued(self) -> QueuedJob | None:
+        """The job that is read, as it is in the queue; None if the queue is empty."""
+        jobs = self.jobs()
+        if self._number is None and (current := current_in(jobs)) is not None:
+            self._number = current.number
+        return next((each for each in jobs if each.number == self._number), None)
+
+    def job(self) -> Job | None:
+        """The definition of the job that is read; None if the queue is empty."""
+        queued = self.queued()
+        return None if queued is None else queued.job
+
+    def is_finished(self) -> bool:
+        """Whether the job has come to its end, and was not cancelled."""
+        queued = self.queued()
+        return queued is not None and queued.state is JobState.FINISHED
+
+    def rounds(self) -> list[RoundRecord]:
+        """All rounds of the job so far."""
+        return [] if self._job is None else self.rounds_of(self._job)
+
+    def rounds_of(self, number: int) -> list[RoundRecord]:
+        """All rounds so far of the job at that place of the queue."""
+        with disk_errors(self.file):
+            rows = self._connection.execute(
+                "SELECT number, opened_at, closed_at, given_up_at, noise_multiplier, epsilon, accuracy, "
+                "clamped, kept, clip_norm, coalesce(out_of_range, '[]') AS out_of_range, least_counted, "
+                "coalesce(fragments, (SELECT count(*) FROM seats WHERE round = number)) AS fragments "
+                "FROM rounds WHERE job = ? ORDER BY number",
+                (number,),
+            )
+            return [
+                RoundRecord(**{**row, "out_of_range": tuple(json.loads(row["out_of_range"]))}) for row in rows
+            ]
+
+    def fragments(self) -> dict[bytes, tuple[int, float]]:
+        """Round and arrival time (Unix) of every fragment counted in the job, by id."""
+        with disk_errors(self.file):
+            rows = self._connection.execute(
+                "SELECT id, round, arrived_at FROM fragments WHERE job = ?", (self._job,)
+            )
+            return {row["id"]: (row["round"], row["arrived_at"]) for row in rows}
+
+    def least_counted(self) -> int:
+        """The fragments that counted in the block with the fewest, of all rounds of the job that are over; 0
+        without any."""
+        return min((each.least_counted or 0 for each in self.rounds() if each.is_over), default=0)
+
+    def counters(self) -> dict[str, int]:
+        """Running totals of the job's messages: ``duplicates``, ``dummies``, ``late``, and ``rejected:
+        reason`` by reason."""
+        with disk_errors(self.file):
+            rows = self._connection.execute("SELECT name, value FROM counters WHERE job = ?", (self._job,))
+            return {row["name"]: row["value"] for row in rows}
+
+    @property
+    def _job(self) -> int | None:
+        if self._number is None:
+            self.queued()
+        return self._number

@@ -1,0 +1,237 @@
+"""A job of the queue that is taken up: its settings, its model files, its rounds."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from coordinator.announcer import Announcer
+from coordinator.cycle import Cycle
+from coordinator.database import Database
+from coordinator.intake import Intake
+from coordinator.job import Job
+from coordinator.models import ModelFiles
+from coordinator.planning import Planner, new_job, require_sendable
+from coordinator.queue import JobState, Queue, QueuedJob
+from coordinator.settings import CoordinatorSettings, FleetSettings, require_same_job
+from coordinator.stepping import Stepper
+from coordinator.store import Store
+from dpagent import faults
+from dpagent.clock import Clock
+from dpagent.faults import FaultPoint
+from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.input_form import InputForm
+from dpagent.learning.data.opening import open_inferred
+from dpagent.privacy.statement import Trust, Unit, delta_warning, epsilon_warning
+from dpagent.protocol.sealing import Opener
+from dpagent.storage import disk_errors
+from dpagent.wording import counted
+
+log = logging.getLogger(__name__)
+
+
+class Preparation:
+    """All that a job needs and that can be wrong with it, before it is added or taken up.
+
+    Args:
+        settings: The job's, in its fleet.
+        name: Its name.
+
+    Raises:
+        ConfigurationError, DataError, PlanError, StorageError: The job cannot run; the text gives the reason.
+    """
+
+    def __init__(self, settings: FleetSettings, name: str) -> None:
+        self.settings, self.name = settings, name
+        self._warn()
+        self.spec = settings.model.spec()
+        self.models = ModelFiles(settings, self.spec, settings.directory_of(name), *_load_test_data(settings))
+        require_sendable(self.spec, self.models.assets)
+        self.stepper = Stepper(settings, self.spec)
+
+    def _warn(self) -> None:
+        """Say what is allowed, and weak."""
+        privacy = self.settings.privacy
+        unit = privacy.mechanism.unit
+        units = self.settings.devices if unit is Unit.DEVICE else self.settings.records_per_device
+        warnings = [delta_warning(privacy.delta, units, unit)]
+        if self.settings.cap.kind != "published":  # whose ε bounds nothing
+            warnings.append(epsilon_warning(privacy.epsilon, unit))
+        for warning in filter(None, warnings):
+            log.warning("%s", warning)
+
+    def new_job(self, sealing_key: bytes) -> Job:
+        """The job, which devices can accept.
+
+        Args:
+            sealing_key: of the coordinator.
+
+        Raises:
+            PlanError: No noise meets its target, or no device would accept a round of it.
+        """
+        job = new_job(self.settings)
+        # A plan that no device would accept must fail here, not on a thousand boards.
+        self.planner(job, sealing_key).require_acceptable()
+        return job
+
+    def planner(self, job: Job, sealing_key: bytes) -> Planner:
+        """Makes the plans of the job."""
+        return Planner(self.settings, self.spec, job, sealing_key)
+
+
+def submit(
+    settings: FleetSettings, name: str, queue: Queue, sealing_key: bytes, now: float
+) -> Preparation | None:
+    """Put a job into the queue, unless it is there: then with the settings that may have changed.
+
+    Args:
+        settings: of the job, in its fleet.
+        name: of the job.
+        queue: of the coordinator.
+        sealing_key: of the coordinator.
+        now: Unix time.
+
+    Returns:
+        The prepared job; None if it is over.
+
+    Raises:
+        ConfigurationError: There is another job of that name, or this one cannot run.
+        DataError, PlanError, StorageError: It cannot run.
+    """
+    kept = settings.job().stored()
+    known = next((each for each in queue.jobs() if each.name == name), None)
+    if known is not None:
+        require_same_job(known.job.terms, settings.job_terms(), name)
+        if known.state.is_over:
+            return None
+        if known.settings != kept:
+            queue.renew_settings(known.number, kept)
+    prepared = Preparation(settings, name)
+    if known is None:
+        queue.add(name, prepared.new_job(sealing_key), kept, now)
+    return prepared
+
+
+class RunningJob:
+    """A job that is taken up.
+
+    Args:
+        queued: the job.
+        cycle: its rounds.
+        store: what it keeps.
+        models: its files.
+        announcer: publishes to the fleet, for this job.
+        queue: of the coordinator.
+        clock: the program's.
+    """
+
+    def __init__(
+        self,
+        queued: QueuedJob,
+        cycle: Cycle,
+        *,
+        store: Store,
+        models: ModelFiles,
+        announcer: Announcer,
+        queue: Queue,
+        clock: Clock,
+    ) -> None:
+        self.queued, self.cycle, self.store = queued, cycle, store
+        self.models, self.announcer = models, announcer
+        self._queue, self._clock = queue, clock
+
+    @classmethod
+    def take_up(
+        cls,
+        queued: QueuedJob,
+        shared: CoordinatorSettings,
+        *,
+        database: Database,
+        opener: Opener,
+        announcer: Announcer,
+        clock: Clock,
+        prepared: Preparation | None = None,
+    ) -> RunningJob | None:
+        """Begin a job, or go on with it.
+
+        Args:
+            queued: The job.
+            shared: ``fleet.yaml``, with paths resolved.
+            database: Of the coordinator.
+            opener: Opens fragments.
+            announcer: Publishes to the fleet, for this job.
+            clock: The program's.
+            prepared: The job, if it is prepared already.
+
+        Returns:
+            The job; None if it was cancelled in this moment, before it has begun.
+
+        Raises:
+            ConfigurationError, DataError, PlanError, StorageError: It cannot be taken up.
+        """
+        settings, job, queue = queued.settings_in(shared), queued.job, Queue(database)
+        prepared = prepared or Preparation(settings, queued.name)
+        require_same_job(job.terms, settings.job_terms(), queued.name)
+        with disk_errors(settings.directory_of(queued.name)):
+            settings.directory_of(queued.name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        if job.noise.mechanism.trust is Trust.COORDINATOR:
+            database.erase_what_is_deleted()
+        store = Store(database, queued.number)
+        if queued.state is not JobState.WAITING:
+            log.info("%s continues after round %d", _shown(queued), store.closed_rounds())
+        elif queue.begin(queued.number, prepared.stepper.initial(), clock.unix()):
+            epsilon = job.epsilon_by_round[-1]
+            promised = f"ε = {epsilon:.4g}" if math.isfinite(epsilon) else "no guarantee"
+            log.info("%s begins: %s, %s", _shown(queued), counted(job.rounds, "round"), promised)
+        else:
+            return None
+        cycle = Cycle(
+            settings,
+            job,
+            store=store,
+            planner=prepared.planner(job, opener.public_key),
+            stepper=prepared.stepper,
+            models=prepared.models,
+            intake=Intake(settings, job.id, store=store, opener=opener, announcer=announcer, clock=clock),
+            announcer=announcer,
+            clock=clock,
+        )
+        faults.reached(FaultPoint.QUEUE_TAKEN_UP)
+        return cls(
+            queued, cycle, store=store, models=prepared.models, announcer=announcer, queue=queue, clock=clock
+        )
+
+    def connected(self) -> None:
+        """The broker is there, perhaps again, and may lack what was published."""
+        self.announcer.assets_changed()
+        self.cycle.announce()
+
+    def take_changes(self, queued: QueuedJob) -> None:
+        """Take what an operator has changed."""
+        before, self.queued = self.queued, queued
+        if queued.deadline_s is not None and queued.deadline_s != before.deadline_s:
+            self.cycle.change_deadline(queued.deadline_s)
+
+    def advance(self) -> None:
+        """Take the job's next step, if one is due: of its round, or at its end."""
+        if self.queued.state is JobState.CANCELLING:
+            is_told = self.cycle.cancel(sends_model=self.queued.sends_model)
+        elif self.cycle.is_over:
+            is_told = self.cycle.finish()
+        else:
+            self.cycle.advance()
+            return
+        if is_told:
+            self._queue.end(self.queued.number, self._clock.unix())
+
+
+def _shown(queued: QueuedJob) -> str:
+    return f"job {queued.name} ({queued.job.id.hex()[:8]})"
+
+
+def _load_test_data(settings: FleetSettings) -> tuple[Dataset | None, InputForm | None]:
+    """The test data, and what their inputs are."""
+    if settings.test_data is None:
+        return None, None
+    dataset, declared = open_inferred(settings.test_data)
+    return dataset, InputForm.of(declared)
