@@ -50,8 +50,8 @@ log = logging.getLogger(__name__)
 MICROBATCH_S: Final = 30.0
 """In which an engine computes a microbatch, or is too slow to be used."""
 _PIECE_S: Final = 1.0
-"""An answer is waited for in so many seconds at a time: a time for which this process is stopped meanwhile, as
-the others are then (a pause of training), counts as one of them at most."""
+"""An answer is waited for in so many seconds at a time: a time for which this process is stopped meanwhile,
+as the others are then (a pause of training), counts as one of them at most."""
 _ANSWER: Final = struct.Struct("<?d")
 """Whether a share is computed, and the processor time that the process has spent, in seconds."""
 _WATCH_S: Final = 0.001
