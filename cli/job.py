@@ -56,6 +56,7 @@ def add(
     The file has the keys of a job alone (docs/configuration.md); its settings are kept as they are now. A job
     that no device would accept is refused here.
     """
+    from coordinator.columns import promised_by
     from coordinator.keys import load_opener
     from coordinator.queue import next_in
     from coordinator.settings import load_job_settings
@@ -65,7 +66,7 @@ def add(
     with extra_needed("coordinator", "The coordinator"):
         from coordinator.running_job import Preparation
 
-    shared, chosen = coordinator_settings(config), _checked(name or file.stem)
+    shared, chosen = coordinator_settings(config), _checked(file.stem if name is None else name)
     settings = shared.with_job(load_job_settings(file, overrides_of({}, options or ())), str(file))
     with _queue(shared) as queue:
         queue.require_free(chosen)
@@ -73,7 +74,7 @@ def add(
         job = Preparation(settings, chosen).new_job(sealing_key)
         queued = queue.add(chosen, job, settings.job().stored(), time.time())
         first = next_in(queue.jobs())
-    text = f"Job {chosen} is in the queue: {counted(job.rounds, 'round')}, {_promised(queued).sentence()}."
+    text = f"Job {chosen} is in the queue: {counted(job.rounds, 'round')}, {promised_by(job)[0].sentence()}."
     if first is not None and first.number != queued.number:
         text += f" Job {first.name} goes on before it."
     typer.echo(text)
@@ -81,19 +82,19 @@ def add(
 
 @app.command(name="list")
 def list_jobs(config: FleetConfig = None, json_file: JsonFile = None) -> None:
-    """List all jobs, those that are over too, with what each has spent, and all together."""
-    from coordinator.columns import together
+    """List all jobs, those that are over too, with what each has spent, and what all together may cost."""
+    from coordinator.columns import promised_by, together
 
     jobs = _history(coordinator_settings(config))
-    spent = [(queued.name, columns) for queued, _, columns in jobs]
+    begun = [(queued.name, queued.job) for queued, *_ in jobs if queued.begun_at is not None]
     # Whoever took part in one job alone has no sum.
-    sums = [(names, total) for names, total in together(spent) if len(names) > 1]
+    sums = [(names, total) for names, total in together(begun) if len(names) > 1]
     if json_file is not None:
         write_json(
             json_file,
             {
                 "jobs": [_values(*each) for each in jobs],
-                "together": [{"jobs": names, "spent": total.as_dict()} for names, total in sums],
+                "together": [{"jobs": names, "reserved": total.as_dict()} for names, total in sums],
             },
         )
         return
@@ -103,14 +104,15 @@ def list_jobs(config: FleetConfig = None, json_file: JsonFile = None) -> None:
     rows = [
         [
             queued.name, state_of(queued), f"{_closed(rounds)} of {queued.job.rounds}",
-            _figure(columns[0]) if columns else "nothing", _figure(_promised(queued)), _accuracy(rounds),
+            _figure(columns[0]) if columns else "nothing", _figure(promised_by(queued.job)[0]),
+            _accuracy(rounds),
         ]
         for queued, rounds, columns in jobs
     ]  # fmt: skip
     header = ["job", "state", "rounds", "ε so far", "ε at most", "accuracy"]
     typer.echo(render_table(header, rows, words=2), nl=False)
     for names, total in sums:
-        typer.echo(f"Spent by who took part in {_listed(names)}: {total.sentence()}.")
+        typer.echo(f"Reserved by boards that took part in {_listed(names)}: {total.sentence()}.")
     if len(sums) > 1:
         typer.echo("These are never added up: each holds for another unit, or trusts other parties.")
 
@@ -121,6 +123,7 @@ def show(name: Name, config: FleetConfig = None, json_file: JsonFile = None) -> 
     import json
 
     from cli.config import flattened, shown
+    from coordinator.columns import promised_by
     from coordinator.queue import find
 
     settings = coordinator_settings(config)
@@ -140,7 +143,7 @@ def show(name: Name, config: FleetConfig = None, json_file: JsonFile = None) -> 
         *([("began", _day(queued.begun_at))] if queued.begun_at else []),
         *([("ended", _day(queued.ended_at))] if queued.ended_at else []),
         *([("deadline", f"{queued.deadline_s:g} s a round")] if queued.deadline_s else []),
-        ("promised", _promised(queued).sentence()),
+        *(("promised", column.sentence()) for column in promised_by(queued.job)),
         *(("spent so far", column.sentence()) for column in columns),
         *((key, shown(value)) for key, value in flattened(json.loads(queued.settings))),
         ("models", f"{counted(len(models), 'file')} in {settings.directory_of(name)}"),
@@ -152,7 +155,11 @@ def show(name: Name, config: FleetConfig = None, json_file: JsonFile = None) -> 
 
 @app.command()
 def pause(name: Name, config: FleetConfig = None) -> None:
-    """Open no further round of a job. One that is open closes as it would; the next job goes on."""
+    """Open no further round of a job. One that is open closes as it would.
+
+    One that has not begun is passed over. One that has keeps the others waiting: boards end a job when they
+    are charged for another.
+    """
     _change(config, lambda queue: queue.pause(name))
     typer.echo(f"Job {name} is paused: no further round of it opens. `dpagent coordinator job resume {name}`")
 
@@ -175,7 +182,8 @@ def cancel(
 ) -> None:
     """Cancel a job for good. Its open round is given up, and devices are told that the job is over.
 
-    What devices were charged stays charged. The models so far are kept.
+    Boards that took part keep all that they have reserved for it: a job that ends because of what came of its
+    rounds is not cheaper (docs/jobs.md). The models so far are kept.
     """
     from coordinator.queue import JobState
 
@@ -271,17 +279,13 @@ def _history(
     return found
 
 
-def _promised(queued: QueuedJob) -> BudgetStatement:
-    """The job's own guarantee, once all of its rounds are over."""
-    job = queued.job
-    return job.noise.mechanism.job_statement(job.epsilon_by_round[-1], job.delta)
-
-
 def _values(
     queued: QueuedJob, rounds: list[RoundRecord], columns: tuple[BudgetStatement, ...]
 ) -> dict[str, Any]:
     """A job, for scripts."""
     import json
+
+    from coordinator.columns import promised_by
 
     return {
         "name": queued.name,
@@ -295,7 +299,7 @@ def _values(
         "added_at": queued.added_at,
         "begun_at": queued.begun_at,
         "ended_at": queued.ended_at,
-        "promised": _promised(queued).as_dict(),
+        "promised": [column.as_dict() for column in promised_by(queued.job)],
         "spent": [column.as_dict() for column in columns],
         "settings": json.loads(queued.settings),
     }

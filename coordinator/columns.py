@@ -8,7 +8,7 @@ from coordinator.job import Job
 from coordinator.reader import RoundRecord
 from dpagent.privacy.mechanisms.two_point_budget import bit_statement, fragments_statement
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
-from dpagent.privacy.statement import BudgetStatement, Unit
+from dpagent.privacy.statement import BudgetStatement
 
 
 def spent_columns(job: Job, *, rounds: int, epsilon: float, devices: int) -> tuple[BudgetStatement, ...]:
@@ -66,23 +66,31 @@ def spent_in(job: Job, rounds: Sequence[RoundRecord]) -> tuple[BudgetStatement, 
     )
 
 
-def together(
-    jobs: Iterable[tuple[str, Sequence[BudgetStatement]]],
-) -> list[tuple[list[str], BudgetStatement]]:
-    """What jobs have spent together, for whoever took part in all of them: the sum in each column (basic
-    composition; Dwork, Roth 2014, theorem 3.16). A column of single coordinates has no sum.
+def promised_by(job: Job) -> tuple[BudgetStatement, ...]:
+    """What a job costs whoever takes part in all of its rounds, the job's own guarantee first; also if it is
+    cancelled after a look at what came of its rounds (see :mod:`agent.accounts`)."""
+    own = job.noise.mechanism.job_statement(job.epsilon_by_round[-1], job.delta)
+    if job.device is None:
+        return (own,)
+    device = job.device
+    return own, device.noise.mechanism.job_statement(device.epsilon_by_round[-1], job.delta)
+
+
+def together(jobs: Iterable[tuple[str, Job]]) -> list[tuple[list[str], BudgetStatement]]:
+    """What jobs cost together, for whoever takes part in all of them: the sum in each column (basic
+    composition, which holds for jobs chosen after those before them; Rogers, Roth, Ullman, Vadhan, *Privacy
+    odometers and filters*, NeurIPS 2016).
 
     Args:
-        jobs: the name of each, and its columns.
+        jobs: that have begun, by name.
 
     Returns:
         The names of the jobs that have a column, and their sum, for each column.
     """
     columns: dict[object, list[tuple[str, BudgetStatement]]] = {}
-    for name, spent in jobs:
-        for each in spent:
-            if each.unit is not Unit.COORDINATE:
-                columns.setdefault(each.scope, []).append((name, each))
+    for name, job in jobs:
+        for each in promised_by(job):
+            columns.setdefault(each.scope, []).append((name, each))
     return [
         (
             [name for name, _ in column],

@@ -171,7 +171,7 @@ class Cycle:
             return
         opened = self._store.start_round(number, opened_at, current.deadline)
         if opened is None:
-            log.info("round %d is not opened: the job is paused or cancelled, or another comes first", number)
+            log.info("round %d is not opened: the job is paused or cancelled", number)
             return
         self._announced_at = opened.announced_at and min(opened.announced_at, now)
         self._task = task

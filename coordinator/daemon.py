@@ -150,7 +150,8 @@ class Coordinator:
         if version == self._version and not is_between:
             return
         self._version = version
-        wanted = next_in(self._queue.jobs())
+        jobs = self._queue.jobs()
+        wanted = next_in(jobs)
         if self.running is not None:
             if wanted is not None and wanted.number == self.running.queued.number:
                 self.running.take_changes(wanted)
@@ -158,6 +159,8 @@ class Coordinator:
             self.running = None
         if wanted is not None:
             self.running = self._taken_up_or_paused(wanted)
+        elif paused := [each.name for each in jobs if not each.state.is_over]:
+            log.info("no job goes on: %s paused", ", ".join(paused) + (" is" if len(paused) == 1 else " are"))
         elif self._stays:
             log.info("nothing is left to do; staying until a stop, or another job")
 

@@ -1,8 +1,8 @@
 """The queue of jobs: what waits, what runs, and what became of the others.
 
-One job runs at a time, and one round is open at a time: that of the job that comes first and may go on
-(:func:`next_in`). The daemon and commands beside it share the queue. Each change is one transaction, which
-looks at the job's state before it changes it: of two that come together, one finds what the other left.
+One job runs at a time, to its end or until it is cancelled (:func:`next_in`). The daemon and commands
+beside it share the queue. Each change is one transaction, which looks at the job's state before it changes
+it: of two that come together, the second finds what the first one left.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class JobState(StrEnum):
     WAITING = "waiting"
     """Not begun."""
     RUNNING = "running"
-    """Begun; its rounds may be paused, or another job's come first."""
+    """Begun; no other runs before it is over, though it may be paused."""
     CANCELLING = "cancelling"
     """The operator has cancelled it, and the devices are not told yet."""
     FINISHED = "finished"
@@ -58,7 +58,7 @@ class QueuedJob:
     """A job in the queue. Times are Unix times."""
 
     number: int
-    """Its place: jobs run in this order."""
+    """Its place: jobs begin in this order."""
     name: str
     job: Job
     settings: str
@@ -108,16 +108,15 @@ def jobs_in(connection: sqlite3.Connection) -> list[QueuedJob]:
 def next_in(jobs: Sequence[QueuedJob]) -> QueuedJob | None:
     """The job that goes on now, or None.
 
-    A round that is open comes first, whatever became of its job; then what is to be cancelled; then the first
-    in the queue that is neither paused nor over. So a job that is resumed, or comes before the one that runs,
-    goes on when the open round is closed.
+    That which has begun, whatever comes before it in the queue: a board ends a job when it is charged for
+    another one, since the sum of their costs is proven for jobs in sequence alone (:mod:`agent.accounts`). So
+    while it is paused, none goes on. Before one has begun, the first that is not paused.
     """
-    ranks: tuple[Callable[[QueuedJob], bool], ...] = (
-        lambda each: each.is_open,
-        lambda each: each.state is JobState.CANCELLING,
-        lambda each: not each.state.is_over and not each.is_paused,
-    )
-    return next((each for rank in ranks for each in jobs if rank(each)), None)
+    begun = next((each for each in jobs if each.state in (JobState.RUNNING, JobState.CANCELLING)), None)
+    if begun is not None:
+        may_go_on = begun.is_open or begun.state is JobState.CANCELLING or not begun.is_paused
+        return begun if may_go_on else None
+    return next((each for each in jobs if each.state is JobState.WAITING and not each.is_paused), None)
 
 
 def current_in(jobs: Sequence[QueuedJob]) -> QueuedJob | None:

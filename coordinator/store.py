@@ -108,7 +108,7 @@ class Store:
         """Open a round, or set a new deadline for the one that is open.
 
         Returns:
-            The round; None if none is opened: the job is paused or cancelled, or another comes first.
+            The round; None if none is opened: the job is paused or cancelled.
         """
         with disk_errors(self._file), transaction(self._connection):
             if self.open_round() is None and not self._may_open():

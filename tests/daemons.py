@@ -23,7 +23,7 @@ from agent.daemon import Agent
 from agent.settings import AgentSettings, load_agent_settings
 from coordinator.daemon import Coordinator
 from coordinator.running_job import RunningJob
-from coordinator.settings import load_fleet_settings
+from coordinator.settings import load_coordinator_settings
 from mixer.daemon import Mixer
 from mixer.settings import load_mixer_settings
 
@@ -111,10 +111,10 @@ def agent_thread(file: Path, clock: MovableClock | None = None) -> Running:
     return Running(lambda clock: Agent(settings, clock=CreepingClock(clock)), clock)
 
 
-def coordinator_thread(file: Path, clock: MovableClock | None = None) -> Running:
+def coordinator_thread(file: Path, clock: MovableClock | None = None, *, stays: bool = False) -> Running:
     """A coordinator, by its ``fleet.yaml``."""
-    settings = load_fleet_settings(file)
-    return Running(lambda clock: Coordinator(settings, clock=clock), clock)
+    settings = load_coordinator_settings(file)
+    return Running(lambda clock: Coordinator(settings, stays=stays, clock=clock), clock)
 
 
 def running_job(coordinator: Coordinator) -> RunningJob:

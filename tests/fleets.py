@@ -251,6 +251,27 @@ def fleet_values(broker: Broker | None, **changes: Any) -> dict[str, Any]:
     return merged(base, changes)
 
 
+JOB_KEYS = ("records_per_device", "rounds", "model", "privacy", "round", "fragments_per_update")
+
+
+def write_shared(directory: Path, broker: Broker | None, **changes: Any) -> Path:
+    """A ``fleet.yaml`` without a job."""
+    values = {key: value for key, value in fleet_values(broker, **changes).items() if key not in JOB_KEYS}
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / "fleet.yaml"
+    file.write_text(yaml.safe_dump(values, sort_keys=False))
+    return file
+
+
+def write_job(file: Path, **changes: Any) -> Path:
+    """A job file for such a fleet."""
+    values = fleet_values(None, **changes)
+    job = {key: value for key, value in values.items() if key in JOB_KEYS or key in changes}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(job, sort_keys=False))
+    return file
+
+
 def write_fleet(directory: Path, broker: Broker | None, **changes: Any) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / "fleet.yaml"
@@ -302,5 +323,5 @@ def run_agent(file: Path) -> Program:
     return Program("run", "--config", file, log=file.with_suffix(".log"))
 
 
-def run_coordinator(file: Path) -> Program:
-    return Program("coordinator", "run", "--config", file, log=file.with_suffix(".log"))
+def run_coordinator(file: Path, *options: str) -> Program:
+    return Program("coordinator", "run", "--config", file, *options, log=file.with_suffix(".log"))

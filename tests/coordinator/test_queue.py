@@ -1,0 +1,280 @@
+"""The queue: which job goes on, what may be done to each, and who wins where two change one."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fleets import write_job, write_shared
+from stores import JOB
+
+from coordinator.columns import together
+from coordinator.database import Database
+from coordinator.job import Job, NoiseOfDevices
+from coordinator.model_state import ModelState
+from coordinator.planning import new_job
+from coordinator.queue import JobState, Queue, find, next_in
+from coordinator.reader import StoreReader
+from coordinator.settings import (
+    FleetSettings,
+    JobSettings,
+    load_coordinator_settings,
+    load_job_settings,
+)
+from coordinator.store import Store
+from dpagent.errors import ConfigurationError, StateInUseError, UsageError
+from dpagent.privacy.mechanisms.job_noise import JobNoise
+from dpagent.storage import StateDirectory
+
+MODEL = ModelState(np.zeros(4, np.float32), np.zeros((1, 4)), 1.0, ())
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database(tmp_path)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def queue(database: Database) -> Queue:
+    """Three jobs that wait."""
+    queue = Queue(database)
+    for number, name in enumerate(("one", "two", "three")):
+        queue.add(name, replace(JOB, id=bytes([number]) * 16), "{}", float(number))
+    return queue
+
+
+def chosen(queue: Queue) -> str | None:
+    found = next_in(queue.jobs())
+    return None if found is None else found.name
+
+
+def begin(queue: Queue, name: str) -> None:
+    assert queue.begin(find(queue.jobs(), name).number, MODEL, 5.0)
+
+
+def state(queue: Queue, name: str) -> JobState:
+    return find(queue.jobs(), name).state
+
+
+def test_jobs_go_on_in_the_order_in_which_they_came(queue: Queue) -> None:
+    for name in ("one", "two", "three"):
+        assert chosen(queue) == name
+        begin(queue, name)
+        assert chosen(queue) == name
+        queue.end(find(queue.jobs(), name).number, 9.0)
+    assert chosen(queue) is None
+    assert {each.state for each in queue.jobs()} == {JobState.FINISHED}
+
+
+def test_a_job_that_has_begun_keeps_all_others_waiting_also_while_it_is_paused(queue: Queue) -> None:
+    """A board ends a job when it is charged for another one: the first could not go on."""
+    queue.pause("one")
+    assert chosen(queue) == "two", "one that has not begun is passed over"
+    begin(queue, "two")
+    queue.resume("one")
+    assert chosen(queue) == "two", "the one that has begun comes first"
+    queue.pause("two")
+    assert chosen(queue) is None
+    queue.resume("two")
+    assert chosen(queue) == "two"
+
+
+def test_an_open_round_of_a_paused_job_goes_on_and_no_other_one_opens(
+    queue: Queue, database: Database
+) -> None:
+    begin(queue, "one")
+    store = Store(database, 1)
+    assert store.start_round(1, 10.0, 20.0) is not None
+    queue.pause("one")
+    assert chosen(queue) == "one"
+    assert store.start_round(1, 15.0, 30.0) is not None, "another deadline"
+    database.connection.execute("UPDATE rounds SET closed_at = 20.0")
+    assert chosen(queue) is None
+    assert store.start_round(2, 30.0, 40.0) is None
+    assert store.open_round() is None
+    queue.resume("one")
+    assert store.start_round(2, 30.0, 40.0) is not None
+
+
+@pytest.mark.parametrize("ends", ["cancel", "pause"])
+def test_no_round_opens_after_a_command_has_said_so(
+    queue: Queue, database: Database, tmp_path: Path, ends: str
+) -> None:
+    """The daemon chose the job before: a command came in between, over a connection of its own."""
+    begin(queue, "one")
+    wanted = next_in(queue.jobs())
+    assert wanted is not None
+    command = Database(tmp_path)
+    before = database.version()
+    if ends == "cancel":
+        Queue(command).cancel("one", 6.0, sends_model=False)
+    else:
+        Queue(command).pause("one")
+    command.close()
+    assert database.version() != before, "the daemon looks at the queue again"
+    assert Store(database, wanted.number).start_round(1, 10.0, 20.0) is None
+
+
+def test_a_job_that_is_cancelled_before_it_begins_does_not_begin(queue: Queue) -> None:
+    wanted = next_in(queue.jobs())
+    assert wanted is not None
+    assert queue.cancel("one", 6.0, sends_model=False).state is JobState.CANCELLED
+    assert not queue.begin(wanted.number, MODEL, 7.0)
+    (one, *_) = queue.jobs()
+    assert (one.state, one.begun_at, one.ended_at) == (JobState.CANCELLED, None, 6.0)
+
+
+def test_a_job_cancelled_while_it_runs_is_over_once_the_devices_are_told(queue: Queue) -> None:
+    begin(queue, "one")
+    queue.pause("one")
+    assert queue.cancel("one", 6.0, sends_model=True).state is JobState.CANCELLING
+    assert chosen(queue) == "one", "to be told, though it is paused"
+    queue.end(1, 8.0)
+    (one, *_) = queue.jobs()
+    assert (one.state, one.sends_model, one.ended_at) == (JobState.CANCELLED, True, 8.0)
+    queue.end(1, 99.0)
+    assert queue.jobs()[0].ended_at == 8.0
+
+
+def test_each_refusal_is_a_sentence_and_changes_nothing(queue: Queue, database: Database) -> None:
+    begin(queue, "one")
+    queue.end(1, 9.0)
+    queue.cancel("two", 9.0, sends_model=False)
+    before = [*database.connection.iterdump()]
+    for change, kind, words in (
+        (lambda: queue.cancel("one", 9.0, sends_model=False), UsageError, "is finished; expected"),
+        (lambda: queue.cancel("two", 9.0, sends_model=True), UsageError, "cancelled already"),
+        (lambda: queue.pause("two"), UsageError, "cancelled already"),
+        (lambda: queue.resume("three"), UsageError, "is not paused"),
+        (lambda: queue.resume("one"), UsageError, "is finished"),
+        (lambda: queue.set_deadline("one", 9.0, lambda _: None), UsageError, "is finished"),
+        (lambda: queue.pause("four"), ConfigurationError, "There is no job 'four': the queue has one, two"),
+        (lambda: queue.add("one", JOB, "{}", 9.0), ConfigurationError, "a job 'one' already"),
+    ):
+        with pytest.raises(kind, match=words):
+            change()
+    assert [*database.connection.iterdump()] == before
+    queue.pause("three")
+    with pytest.raises(UsageError, match="paused already"):
+        queue.pause("three")
+
+
+def test_of_many_that_add_one_name_one_does(tmp_path: Path) -> None:
+    """The directory does not exist either: one of them makes the database, and none loses what another wrote."""
+    outcomes: list[str] = []
+    start = threading.Barrier(8)
+
+    def add(number: int) -> None:
+        start.wait()
+        database = Database.beside_the_daemon(tmp_path / "state")
+        try:
+            Queue(database).add("same", replace(JOB, id=bytes([number]) * 16), "{}", 0.0)
+            outcomes.append("added")
+        except ConfigurationError:
+            outcomes.append("refused")
+        finally:
+            database.close()
+
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["added"] + ["refused"] * 7
+    reader = StoreReader(tmp_path / "state")
+    assert [each.name for each in reader.jobs()] == ["same"]
+    reader.close()
+
+
+def test_a_directory_that_another_program_holds_without_a_database_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.database._PATIENCE_S", 0.1)
+    with StateDirectory(tmp_path), pytest.raises(StateInUseError):
+        Database.beside_the_daemon(tmp_path)
+
+
+def test_jobs_do_not_see_the_rounds_of_others(queue: Queue, database: Database, tmp_path: Path) -> None:
+    begin(queue, "one")
+    first, second = Store(database, 1), Store(database, 2)
+    first.start_round(1, 10.0, 20.0)
+    first.reject("malformed", 2)
+    first.give_up_round(1, noise_multiplier=2.0, epsilon=0.25, least=0, given_up_at=15.0)
+    assert (first.last_round(), first.closed_rounds(), first.open_round()) == (1, 0, None)
+    queue.cancel("one", 16.0, sends_model=False)
+    queue.end(1, 17.0)
+    begin(queue, "two")
+    assert (second.last_round(), second.open_round()) == (0, None)
+    opened = second.start_round(1, 30.0, 40.0)
+    assert opened is not None
+    assert opened.opened_at == 30.0
+    one, two = (StoreReader(tmp_path, name) for name in ("one", "two"))
+    assert [(each.given_up_at, each.epsilon) for each in one.rounds()] == [(15.0, 0.25)]
+    assert [(each.given_up_at, each.opened_at) for each in two.rounds()] == [(None, 30.0)]
+    assert (one.counters(), two.counters()) == ({"rejected: malformed": 2}, {})
+    # By default, the one that goes on.
+    current = StoreReader(tmp_path)
+    assert current.queued() == two.queued()
+    for reader in (one, two, current):
+        reader.close()
+
+
+def test_a_reader_of_an_unknown_job_is_told_the_names(queue: Queue, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="one, two, three"):
+        StoreReader(tmp_path, "four")
+
+
+def test_a_state_that_is_none_is_not_stored(database: Database, queue: Queue) -> None:
+    with pytest.raises(sqlite3.IntegrityError):
+        database.connection.execute("UPDATE jobs SET state = 'asleep'")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"privacy": {"method": "ldp-fl", "epsilon": 9.0}, "cap": {"kind": "none"}},
+        {"privacy": {"method": "central", "epsilon": 8.0, "device_noise": {"epsilon": 30.0}},
+         "cap": {"kind": "none"}},
+        {"privacy": {"schedule": {"kind": None, "ratio": 2.0}}, "keep_models": "last"},
+        {"model": {"name": "digits", "classes": [str(n) for n in range(10)],
+                   "augmentation": {"views": 2, "shift": 1}}},
+        {"test_data": {"path": "test.npz"}, "aggregation": {"kind": "median-of-means", "groups": 2}},
+    ],
+)  # fmt: skip
+def test_the_settings_of_a_job_are_kept_as_they_were(tmp_path: Path, changes: dict[str, object]) -> None:
+    job = load_job_settings(write_job(tmp_path / "jobs" / "job.yaml", **changes))
+    shared = load_coordinator_settings(write_shared(tmp_path, None))
+    assert not isinstance(shared, FleetSettings)
+    again = JobSettings.model_validate_json(job.stored())
+    assert again == job
+    settings = shared.with_job(again, "job")
+    assert settings.job() == job
+    assert settings.job_terms() == shared.with_job(job, "job").job_terms()
+    assert settings.privacy.spending == job.privacy.spending
+    if job.test_data is not None:
+        assert settings.test_data is not None
+        assert settings.test_data.path == tmp_path / "jobs" / "test.npz", "relative to the job file"
+    assert Job.read(*(made := new_job(settings)).stored()) == made
+
+
+def test_costs_are_summed_by_scope_over_jobs() -> None:
+    central = JobNoise.announced("central-gaussian", [1.0, 1.0], {"resolution": 1 << 14})
+    own = JobNoise.announced("device-gaussian", [1.0, 1.0], {"resolution": 1 << 14})
+    terms = {"privacy": {"delta": 1e-5}, "rounds": 2}
+    records = Job(b"r" * 16, terms, JobNoise.chosen("discrete-gaussian", [2.0, 2.0]), (1.0, 2.0))
+    whole = Job(b"w" * 16, terms, central, (1.0, 3.0), NoiseOfDevices(own, (10.0, 20.0)))
+    sums = together([("a", records), ("b", whole), ("c", records), ("d", whole)])
+    assert [(names, str(each.unit), str(each.trust), each.epsilon) for names, each in sums] == [
+        (["a", "c"], "record", "none", 4.0),
+        (["b", "d"], "device", "coordinator", 6.0),
+        (["b", "d"], "device", "none", 40.0),
+    ]
+    assert sums[0][1].delta == pytest.approx(2e-5)
