@@ -376,6 +376,6 @@ def require_same_job(before: dict[str, object], now: dict[str, object], name: st
     """
     if changes := changed_settings(before, now):
         raise ConfigurationError(
-            f"Job {name!r} was added with other settings: {'; '.join(map(str, changes))}. Restore them. A new "
-            "job goes into a file of its own, for `dpagent coordinator job add FILE`."
+            f"Job {name!r} was added with other settings: {'; '.join(map(str, changes))}. Restore them. A "
+            "new job goes into a file of its own, for `dpagent coordinator job add FILE`."
         )

@@ -121,9 +121,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(fleet: Path) -> None:
         ("rounds: 2\nmqtt: {url: mqtt://b}\n", "mqtt is a key of the whole fleet"),
     ],
 )
-def test_a_file_that_is_no_job_is_refused_with_file_and_line(
-    fleet: Path, text: str | None, words: str
-) -> None:
+def test_a_file_that_is_no_job_is_refused_by_line(fleet: Path, text: str | None, words: str) -> None:
     file = fleet.parent / "job.yaml"
     if text is not None:
         file.write_text(text)
@@ -154,7 +152,7 @@ def test_a_name_that_no_directory_should_have_is_refused(fleet: Path, name: str)
 def test_a_job_of_a_fleet_that_was_renamed_does_not_run(fleet: Path) -> None:
     added(fleet, "meters")
     fleet.write_text(yaml.safe_dump(yaml.safe_load(fleet.read_text()) | {"fleet": "renamed"}))
-    assert "fleet was 'testers' and is 'renamed'" in paused_reason(fleet)
+    assert "`fleet` was 'testers' and is 'renamed'" in paused_reason(fleet)
 
 
 def paused_reason(fleet: Path) -> str:

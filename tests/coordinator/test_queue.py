@@ -167,7 +167,7 @@ def test_each_refusal_is_a_sentence_and_changes_nothing(queue: Queue, database: 
 
 
 def test_of_many_that_add_one_name_one_does(tmp_path: Path) -> None:
-    """The directory does not exist either: one of them makes the database, and none loses what another wrote."""
+    """The directory is not there either: one makes the database, and none loses what another wrote."""
     outcomes: list[str] = []
     start = threading.Barrier(8)
 
