@@ -20,6 +20,7 @@ from typing import Any
 from agent.priority import give_way
 from agent.training import Trainer, Work
 from agent.worker import MORE_NICENESS, Failed, Look, Order, Prepared, Said, Start, UsedProcessError, said
+from dpagent.learning.subnormals import flush_subnormals
 from dpagent.protocol.task import RoundTask
 
 log = logging.getLogger(__name__)
@@ -68,8 +69,11 @@ def serve(connection: Connection) -> None:
     """Answer until the agent hangs up, which ends the process."""
     start: Start = connection.recv()
     give_way(start.profile.niceness + MORE_NICENESS)  # Before there are other threads.
+    flushes = flush_subnormals()
     answers, questions = _Answers(connection), _Questions(connection)
     logging.basicConfig(level=start.log_level, handlers=[answers], format="%(message)s")
+    if not flushes:
+        log.warning("this processor cannot be told to take numbers below 1e-38 for zero: they may be slower")
     trainer: Trainer | None = None
     work: Work | None = None
     has_worked = False

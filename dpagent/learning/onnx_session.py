@@ -10,6 +10,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as _runtime
 
 from dpagent.errors import require_count
+from dpagent.learning.subnormals import are_flushed, flush_subnormals
 
 # The runtime's errors share no base class but Exception, and differ between versions.
 RUNTIME_ERRORS: tuple[type[Exception], ...] = tuple(
@@ -56,9 +57,13 @@ def quiet_session(model: bytes, *, threads: int = 1, sizes: Mapping[str, int] | 
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # Errors are raised; nothing is printed.
     # The fallback would print that it tries the same again.
-    return onnxruntime.InferenceSession(
+    flushes = are_flushed()
+    session = onnxruntime.InferenceSession(
         model, options, providers=["CPUExecutionProvider"], enable_fallback=False
     )
+    if flushes:
+        flush_subnormals()  # The first session of a process has switched that off.
+    return session
 
 
 def first_line(error: Exception) -> str:
