@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from agent.bounded_reads import BoundedReads
 from agent.sensors import number_in, text_in
 from dpagent.clock import Clock
 
@@ -64,7 +65,7 @@ class EnergyMeter:
     """
 
     def __init__(self, root: Path, clock: Clock) -> None:
-        self._clock = clock
+        self._clock, self._reads = clock, BoundedReads("energy")
         self._source = next(_sources(root / "sys/class"), None)
         self._counts: list[int | None] = []
         self._power: tuple[float, float] | None = None
@@ -81,23 +82,29 @@ class EnergyMeter:
     def begin(self) -> None:
         """Measure from now on."""
         self._joules, self._power, self._is_whole = 0.0, None, self._source is not None
-        self._counts = self._read_counters()
+        self._counts = []
         self.sample()
 
     def sample(self) -> None:
         """Read the sensor; call it as often as power may change."""
         if not self._is_whole or self._source is None:
             return
+        try:
+            counts, watts = self._reads.read(self._read)
+        except TimeoutError:
+            self._is_whole = False
+            return
         if self._source.counters:
-            counts = self._read_counters()
-            for counter, before, now in zip(self._source.counters, self._counts, counts, strict=True):
+            for counter, before, now in zip(
+                self._source.counters, self._counts or counts, counts, strict=True
+            ):
                 if before is None or now is None or (now < before and not counter.most):
                     self._is_whole = False
                     return
                 self._joules += _MICRO * (now - before if now >= before else now - before + counter.most)
             self._counts = counts
             return
-        watts, now_s = self._source.watts(), self._clock.monotonic()
+        now_s = self._clock.monotonic()
         if watts is None:
             self._is_whole = False
             return
@@ -113,8 +120,10 @@ class EnergyMeter:
         is_whole, self._is_whole = self._is_whole, False
         return Energy(self._joules, self._source.name) if is_whole and self._source is not None else None
 
-    def _read_counters(self) -> list[int | None]:
-        return [] if self._source is None else [number_in(counter.file) for counter in self._source.counters]
+    def _read(self) -> tuple[list[int | None], float | None]:
+        """What the counters say, or the power in watts."""
+        assert self._source is not None
+        return [number_in(counter.file) for counter in self._source.counters], self._source.watts()
 
 
 def _sources(sys_class: Path) -> Iterator[_Source]:

@@ -8,7 +8,8 @@ training, nor a look at the data, which takes as much as new records make it tak
 It says so in the log when training begins to wait or pause, and when it goes on.
 
 **A sensor that is absent** holds nothing back: there is nothing to be obeyed. The log says so once, and
-``dpagent doctor`` each time. One that has answered, and does not any more, does hold training back.
+``dpagent doctor`` each time. One that has answered, and does not any more, does hold training back; so does
+one whose driver, or whose mount, hangs: the agent goes on, and waits for it no more than a moment.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from agent.bounded_reads import BoundedReads
 from agent.governor_settings import GovernorSettings, is_in
 from agent.questions import Question
 from agent.sensors import Sensors, Ticks, text_in
@@ -75,6 +77,7 @@ class Governor:
         """The sensors that have answered."""
         self._is_held: set[str] = set()
         """The checks that hold training back: they let it go on at another value than they stop it at."""
+        self._reads = BoundedReads("governor")
         self._command = _question(settings.command, settings.command_period_s, clock)
         self._link = _question(self._link_command(), _LINK_PERIOD_S, clock)
         self._load = _Load(sensors, clock, [each for each in (self._command, self._link) if each is not None])
@@ -100,8 +103,10 @@ class Governor:
         now = self._clock.monotonic()
         if now >= self._looked_at + _LOOK_S or (begins and self._against_begin is None):
             self._looked_at = now
-            self._against = list(self._checks())
-            self._against_begin = list(self._checks_to_begin()) if begins else None
+            try:
+                self._against, self._against_begin = self._reads.read(lambda: self._look(begins=begins))
+            except TimeoutError:
+                self._against, self._against_begin = ["the board's sensors do not answer"], []
         reasons = self._against + (self._against_begin or [] if begins else [])
         self._note("; ".join(reasons) or None, now, begins=begins)
         return self._said
@@ -169,6 +174,9 @@ class Governor:
             yield f"{self._free_disk_mib():,} MiB of disk free"
 
     # The checks: each yields why training waits, or nothing.
+
+    def _look(self, *, begins: bool) -> tuple[list[str], list[str] | None]:
+        return list(self._checks()), list(self._checks_to_begin()) if begins else None
 
     def _checks(self) -> Iterator[str]:
         """Against a round that begins, and one that goes on."""

@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import shutil
-import signal
-import subprocess
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from agent.data_settings import DataSettings
+from agent.owners_command import OwnersCommand
 from agent.settings import AgentSettings
 from dpagent.clock import Clock
 from dpagent.errors import DpagentError, StorageError
@@ -62,7 +59,7 @@ class LatestModel:
         """What is written after that."""
         self._requests = 0
         self._not_before = -math.inf
-        self._running: subprocess.Popen[bytes] | None = None
+        self._running: OwnersCommand | None = None
         self._ends_at = 0.0
 
     def wants(self, asset: AssetTerms) -> bool:
@@ -113,10 +110,7 @@ class LatestModel:
         if not self._command:
             return
         try:
-            self._running = subprocess.Popen(
-                [*self._command, str(self.file)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                process_group=0,
-            )  # fmt: skip
+            self._running = OwnersCommand([*self._command, str(self.file)])
         except OSError as error:
             log.error("model.command %s cannot be run: %s", self._command[0], error.strerror)
             return
@@ -127,10 +121,12 @@ class LatestModel:
         self._take_written()
         if self._running is None:
             return
-        code = self._running.poll()
+        code, why_not = self._running.code(), self._running.why_not_run()
         if code is not None:
             self._running = None
-            if code:
+            if why_not is not None:
+                log.error("model.command %s cannot be run: %s", self._command[0], why_not)
+            elif code:
                 log.error("model.command %s ended with exit code %d", self._command[0], code)
         elif self._clock.monotonic() >= self._ends_at:
             log.error("model.command %s took more than %g s and was ended", self._command[0], _COMMAND_S)
@@ -139,9 +135,7 @@ class LatestModel:
     def stop(self) -> None:
         """End the owner's command, if it runs, with the programs that it has started."""
         if self._running is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._running.pid, signal.SIGKILL)
-            self._running.wait()
+            self._running.end()
             self._running = None
 
 

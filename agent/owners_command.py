@@ -1,0 +1,64 @@
+"""A command of the board's owner that runs beside the agent: nothing waits for it, wherever its file lies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from typing import IO, Final
+
+_LAUNCHER: Final = ("/bin/sh", "-c", 'exec "$@"', "sh")
+"""Python waits, its lock held, until the system has opened the file of a program that it starts: on a mount
+that hangs, for ever. A shell of the board's own waits in its place."""
+_ENDING_S: Final = 1.0
+"""What is killed ends at once, unless the system itself waits for a disk in its name."""
+_NOT_RUN: Final = {126: "it is no program that this user may run", 127: "there is no such program"}
+"""By the exit code of a shell that has not found the program, or may not run it."""
+
+
+class OwnersCommand:
+    """A command that runs, and the programs that it starts.
+
+    Args:
+        command: program and arguments.
+        output: for all that it prints; None: nobody reads it.
+        is_silent: whether nobody reads what it says of its errors; else it goes where the agent's own does.
+
+    Raises:
+        OSError: no process can be started.
+        ValueError: an argument holds a null character.
+    """
+
+    def __init__(
+        self, command: Sequence[str], output: IO[bytes] | None = None, *, is_silent: bool = False
+    ) -> None:
+        self._process = subprocess.Popen(
+            [*_LAUNCHER, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if output is None else output,
+            stderr=subprocess.DEVNULL if is_silent else None,
+            process_group=0,
+        )
+
+    @property
+    def process(self) -> int:
+        """The id of its process."""
+        return self._process.pid
+
+    def code(self) -> int | None:
+        """Its exit code; None: it runs."""
+        return self._process.poll()
+
+    def why_not_run(self) -> str | None:
+        """Why it could not be run, by its exit code; None: it was."""
+        return _NOT_RUN.get(self._process.returncode)
+
+    def end(self) -> bool:
+        """End it, with the programs that it has started; whether it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ENDING_S)
+        return self._process.returncode is not None
