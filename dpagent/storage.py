@@ -195,13 +195,19 @@ def require_whole(connection: sqlite3.Connection, path: Path) -> None:
     """Read all of a database, to find a page that was not written, or not whole, before it is relied on.
 
     Raises:
-        DamagedDatabaseError: There is one, or a value that its table does not allow.
+        DamagedDatabaseError: There is one, or a value that its table does not allow, or one that refers to a
+            row that is not there.
         StorageError: The database cannot be read.
     """
     with disk_errors(path):
         problem = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        # An own question: the other one does not ask it.
+        orphan = connection.execute("PRAGMA foreign_key_check").fetchone()
     if problem != "ok":
         raise _damaged(path, problem)
+    if orphan is not None:
+        table, _, parent, _ = orphan
+        raise _damaged(path, f"a row of {table} refers to one of {parent} that is not there")
 
 
 def _damaged(path: Path, problem: object) -> DamagedDatabaseError:

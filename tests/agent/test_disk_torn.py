@@ -137,3 +137,12 @@ def test_a_value_that_its_table_does_not_allow_is_found_at_the_start(path: Path,
     with pytest.raises(LedgerError, match="CHECK constraint failed in rounds") as caught:
         AgentState(files_of(path), {DATASET: BUDGET})
     assert caught.value.exit_code == ExitCode.LEDGER
+
+
+def test_a_message_without_its_fragment_is_found_at_the_start(path: Path, live: Path) -> None:
+    """What is to leave, and when, is with the fragment."""
+    with closing(sqlite3.connect(path / "ledger.db", isolation_level=None)) as connection:
+        assert connection.execute("DELETE FROM fragments").rowcount > 0
+    with pytest.raises(LedgerError, match="a row of messages refers to one of fragments") as caught:
+        AgentState(files_of(path), {DATASET: BUDGET})
+    assert caught.value.exit_code == ExitCode.LEDGER
