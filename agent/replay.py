@@ -17,7 +17,6 @@ from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff
 from agent.columns import require_scope, scope_of
 from dpagent.errors import LedgerError, ParameterError, require_between
 from dpagent.privacy.accounting.basic import BasicAccountant
-from dpagent.privacy.accounting.choice import priced
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
@@ -216,9 +215,6 @@ class _JobPrices:
         reserved = self._first.job_epsilon
         alone = price_after(self._first.empty_account(), events, delta)
         least = min(alone, self._bounds[number][1])
-        if least > reserved:
-            # The grid was chosen for the whole job: on one of their own, few rounds may cost less.
-            least = min(least, priced(events, delta * (1 - NOISE_SHARE))[1])
         # The device states no more than it reserved; both figures bound the rounds' cost.
         return min(alone, reserved), least
 

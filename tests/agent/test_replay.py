@@ -26,7 +26,7 @@ from ledgers import (
 )
 from planted import plant
 
-from agent.accounts import grid_of, price_after
+from agent.accounts import GRID_TOLERANCE, grid_of, price_after
 from agent.audit import open_ledger, verify
 from agent.charges import Budget, BudgetChange, Charge, SumCharge, WriteOff
 from agent.replay import replay
@@ -158,6 +158,25 @@ def test_what_is_not_looked_at_is_not_priced_separately(monkeypatch: pytest.Monk
     assert isinstance(charge, Charge)
     with pytest.raises(LedgerError, match=r"^Entry 21 states a cumulative ε"):
         replay([*records[:20], replace(charge, cumulative_epsilon=0.9 * charge.cumulative_epsilon)])
+
+
+@pytest.mark.parametrize(("excess", "is_taken"), [(0.9, True), (1.1, False)])
+def test_a_reservation_holds_what_the_device_prices_on_the_grid_of_the_job(
+    excess: float, is_taken: bool
+) -> None:
+    """Whatever the rounds would cost on a finer grid of their own: admission reserves no less either."""
+    budget, first = charges_of(1e-5, 1, sigma=2.0)
+    assert isinstance(first, Charge)
+    coarse = replace(first, loss_grid=0.05)
+    alone = price_after(coarse.empty_account(), [coarse.event], coarse.delta)
+    assert alone > 1.01 * first.job_epsilon, "on a finer grid"
+    reserved = alone / (1 + excess * GRID_TOLERANCE)
+    records = [budget, replace(coarse, job_epsilon=reserved, cumulative_epsilon=reserved)]
+    if is_taken:
+        replay(records)
+        return
+    with pytest.raises(LedgerError, match=r"^Entry 2 brings its job to ε"):
+        replay(records)
 
 
 def test_off_a_grid_a_charge_before_one_that_costs_nothing_states_its_own_price() -> None:
