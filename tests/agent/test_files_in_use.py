@@ -258,6 +258,27 @@ def test_a_record_that_is_being_written_counts_when_it_is_whole(tmp_path: Path) 
     assert files.look() == own(0, 1, 2, 9)
 
 
+def test_a_part_of_a_record_that_is_left_at_an_end_displaces_what_is_appended_to_that_file_alone(
+    tmp_path: Path,
+) -> None:
+    """The threat model has it as open: nothing in a file tells where its records begin."""
+    files = Files(tmp_path, "cifar")
+    file = files.put(0, 1)
+    files.put(2, number=2)
+    files.look(at_once=True)
+    _append(file, bytes([9]) * 1000)  # Its writer ends here.
+    _append(file, bytes([4]) * 3073 + bytes([5]) * 3073)
+    # The part with the beginning of the next one, and the rest of that with the beginning of the one after.
+    assert files.look() == [(0, 0), (1, 1), (2, 2), (4, 4), (9, 9)]
+    files.put(0, 1, 4, 5)  # What its owner writes anew is whole again.
+    assert files.look() == own(0, 1, 2, 4, 5)
+
+
+def _append(file: Path, data: bytes) -> None:
+    with file.open("ab") as stream:
+        stream.write(data)
+
+
 def test_a_correction_in_its_place_shows_though_the_time_of_change_is_set_back(files: Files) -> None:
     """Else it came in with the next record: one record brought the labels of all others."""
     for values in ((1, 2, 3), (4, 5, 6)):

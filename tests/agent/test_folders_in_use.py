@@ -241,6 +241,22 @@ def test_a_table_that_goes_while_it_is_listed_takes_no_other_along(
     assert values_in(board.look()) == [1, 2, 4]
 
 
+def test_a_part_of_a_row_that_is_left_at_an_end_costs_the_next_row_of_its_table_alone(tmp_path: Path) -> None:
+    """The threat model has it as open. Lines end, so the row after the next one stands where it belongs."""
+    board = tables(tmp_path, max_records=100)
+    table(board, [1, 2], "a.csv")
+    table(board, [3], "b.csv")
+    board.look(at_once=True)
+    with (board.root / "a.csv").open("a") as stream:
+        stream.write("4")  # Its writer ends here.
+        stream.write("5,2\n6,0\n")
+    assert values_in(board.look()) == [1, 2, 3, 6, 45]
+    with (board.root / "a.csv").open("a") as stream:
+        stream.write("7,")
+        stream.write("8,2\n9,0\n")
+    assert values_in(board.look()) == [1, 2, 3, 6, 9, 45]
+
+
 def test_a_correction_whose_time_is_set_back_is_found_without_another_record(tmp_path: Path) -> None:
     """It came in when one other record did, which so moved all that were corrected."""
     board = tables(tmp_path, max_records=200)
