@@ -19,6 +19,7 @@ from typing import Final
 
 import numpy as np
 
+from coordinator import passed_rounds
 from coordinator.aggregation import Step, median_of_means
 from coordinator.announcer import Announcer
 from coordinator.columns import spent_columns
@@ -36,6 +37,7 @@ from dpagent.faults import FaultPoint
 from dpagent.notation import upwards
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.bounded import CapNotMetError
+from dpagent.protocol.messages import Plan
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.task import Release, RoundTask
 from dpagent.protocol.weights import weights_to_bytes
@@ -214,6 +216,13 @@ class Cycle:
         """Count each valid fragment exactly once, and send receipts."""
         self._intake.take(payloads)
 
+    def take_announcement(self, plan: Plan) -> None:
+        """Look at a plan that the broker has from this fleet's coordinator, which may be this program."""
+        number = self._store.closed_rounds() + 1
+        if plan.job == self._job.id and plan.round > max(number, self._store.passed_round()):
+            self._store.note_passed_round(plan.round)
+            log.error("this coordinator is at round %d. %s", number, passed_rounds.in_words(plan.round))
+
     # The round is over when all fragments are in and honest devices have had their time, or at its deadline.
 
     def progress(self) -> Progress:
@@ -249,6 +258,8 @@ class Cycle:
     def _extend(self, progress: Progress) -> None:
         """Keep the round open for another deadline, and announce it again."""
         assert self._task is not None
+        if (passed := self._store.passed_round()) >= self._task.plan.round:
+            log.error("round %d has no end. %s", self._task.plan.round, passed_rounds.in_words(passed))
         log.warning(
             "round %d has %d of %s at its deadline, but only %d of one block, fewer than the %d needed; "
             "it stays open for another %g s. Devices may be offline or may have declined: `dpagent budget "

@@ -19,6 +19,9 @@ from coordinator.settings import FIRST_JOB, CoordinatorSettings, FleetSettings
 from dpagent.clock import Clock, SystemClock
 from dpagent.errors import ConfigurationError, DpagentError
 from dpagent.privacy.statement import Trust
+from dpagent.protocol.codec import MessageError
+from dpagent.protocol.messages import Plan
+from dpagent.protocol.signing import Verifier
 from dpagent.protocol.topics import Topics
 from dpagent.service_manager import ServiceManager
 from dpagent.storage import StateDirectory, disk_errors
@@ -56,7 +59,8 @@ class Coordinator:
         self._session = MqttSession(
             settings.mqtt,
             client_id=f"dpagent-coordinator-{settings.fleet}",
-            subscriptions=[Subscription(self._topics.fragments)],
+            # Its own plans, too: an older copy of its database knows nothing of some.
+            subscriptions=[Subscription(self._topics.fragments), Subscription(self._topics.plan)],
             persistent=True,
         )
         self.running: RunningJob | None = None
@@ -64,6 +68,7 @@ class Coordinator:
         with contextlib.ExitStack() as held:
             held.callback(StateDirectory(settings.state_dir).close)
             self._signer = load_signer(settings.keys_dir, settings.fleet)
+            self._verifier = Verifier(self._signer.public_key, settings.fleet)
             self._opener = load_opener(settings.keys_dir, settings.fleet)
             self._database = Database(settings.state_dir)
             held.callback(self._database.close)
@@ -212,7 +217,11 @@ class Coordinator:
                 case Acknowledged():
                     pass
         if self.running is not None:
-            self.running.cycle.take_fragments([message.payload for message in messages])
+            for plan in (each.payload for each in messages if each.topic == self._topics.plan):
+                with contextlib.suppress(MessageError):  # Of somebody else's, devices complain.
+                    self.running.cycle.take_announcement(self._verifier.open(plan, Plan, "plan"))
+            fragments = [each.payload for each in messages if each.topic == self._topics.fragments]
+            self.running.cycle.take_fragments(fragments)
         elif messages:
             log.debug("dropped %d messages: no job goes on", len(messages))
         self._session.acknowledge(messages)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from coordinator.passed_rounds import create_passed_rounds
 from coordinator.seats import create_seats
 from dpagent.errors import StateInUseError
 from dpagent.storage import StateDirectory, disk_errors, open_database
@@ -72,7 +73,7 @@ class Database:
 
     def __init__(self, state_dir: Path) -> None:
         self.file = database_file(state_dir)
-        self.connection = open_database(self.file, [_create])
+        self.connection = open_database(self.file, [_create, create_passed_rounds])
         self._erases = False
 
     @classmethod

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from coordinator.database import database_file
+from coordinator.passed_rounds import in_words
 from coordinator.queue import QueuedJob, current_in
 from coordinator.reader import RoundRecord, StoreReader
 from coordinator.settings import FIRST_JOB, CoordinatorSettings, FleetSettings, require_same_job
@@ -53,7 +54,9 @@ def examine(settings: CoordinatorSettings, *, asks_broker: bool = True) -> Itera
         return
     topics = Topics(settings.fleet)
     # An empty plan would end what is retained; receipts of nothing are dropped by every device.
-    examination = BrokerExamination(settings.mqtt, reads=(topics.fragments,), writes=(topics.receipts,))
+    examination = BrokerExamination(
+        settings.mqtt, reads=(topics.fragments, topics.plan), writes=(topics.receipts,)
+    )
     yield from examination.run()
 
 
@@ -80,10 +83,13 @@ def _jobs(settings: CoordinatorSettings) -> Iterator[Finding]:
     """The queue, and the job that goes on."""
     jobs: list[QueuedJob] = []
     rounds: list[RoundRecord] = []
+    passed = 0
     try:
         if database_file(settings.state_dir).exists():
             with closing(StoreReader(settings.state_dir)) as reader:
                 jobs, rounds = reader.jobs(), reader.rounds()
+                if (current := current_in(jobs)) is not None:
+                    passed = reader.passed_round_of(current.number)
     except DpagentError as error:
         yield problem_of("jobs", error)
         return
@@ -95,7 +101,7 @@ def _jobs(settings: CoordinatorSettings) -> Iterator[Finding]:
     if (current := current_in(jobs)) is not None:
         yield fine("jobs", _queue_in_words(jobs))
         yield from _paused(jobs)
-        yield _current(current, rounds, own)
+        yield _current(current, rounds, own, passed)
 
 
 def _queue_in_words(jobs: Sequence[QueuedJob]) -> str:
@@ -112,7 +118,9 @@ def _paused(jobs: Sequence[QueuedJob]) -> Iterator[Finding]:
             yield warning("jobs", text, f"To let it go on: dpagent coordinator job resume {each.name}")
 
 
-def _current(current: QueuedJob, rounds: Sequence[RoundRecord], own: FleetSettings | None) -> Finding:
+def _current(
+    current: QueuedJob, rounds: Sequence[RoundRecord], own: FleetSettings | None, passed: int
+) -> Finding:
     try:
         if own is not None and current.name == FIRST_JOB:
             require_same_job(current.job.terms, own.job_terms(), current.name)
@@ -122,6 +130,8 @@ def _current(current: QueuedJob, rounds: Sequence[RoundRecord], own: FleetSettin
     text = f"{current.name}: {closed} of {counted(current.job.rounds, 'round')} closed"
     if current.state.is_over:
         return fine("job", f"{text}; it is {current.state}")
+    if passed > closed:
+        return problem("job", f"{text}, and the fleet was given round {passed}", in_words(passed))
     if current.is_open:
         last = rounds[-1]
         text += f"; round {last.number} has {counted(last.fragments, 'fragment')}"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from coordinator.database import database_file
 from coordinator.job import Job
+from coordinator.passed_rounds import passed_round
 from coordinator.queue import JobState, QueuedJob, current_in, find, jobs_in
 from dpagent.storage import disk_errors, open_readonly
 
@@ -93,6 +94,11 @@ class StoreReader:
     def rounds(self) -> list[RoundRecord]:
         """All rounds of the job so far."""
         return [] if self._job is None else self.rounds_of(self._job)
+
+    def passed_round_of(self, number: int) -> int:
+        """See :mod:`coordinator.passed_rounds`; of the job at that place of the queue."""
+        with disk_errors(self.file):
+            return passed_round(self._connection, number)
 
     def rounds_of(self, number: int) -> list[RoundRecord]:
         """All rounds so far of the job at that place of the queue."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from coordinator.database import Database
 from coordinator.model_state import ModelState
+from coordinator.passed_rounds import note_passed_round, passed_round
 from coordinator.queue import JobState, jobs_in, next_in
 from coordinator.seats import Counted, OpenedFragment, Seats, Sums
 from dpagent import faults
@@ -124,6 +125,15 @@ class Store:
     def _may_open(self) -> bool:
         chosen = next_in(jobs_in(self._connection))
         return chosen is not None and chosen.number == self.number and chosen.state is JobState.RUNNING
+
+    def passed_round(self) -> int:
+        """See :mod:`coordinator.passed_rounds`."""
+        return passed_round(self._connection, self.number)
+
+    def note_passed_round(self, number: int) -> None:
+        """Keep that a later round than the open one was announced."""
+        with disk_errors(self._file), transaction(self._connection):
+            note_passed_round(self._connection, self.number, number)
 
     def mark_announced(self, number: int, announced_at: float) -> None:
         """Note when the broker was first given the plan of a round."""

@@ -6,6 +6,7 @@ moves.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,12 @@ from watched_fleets import SLOW, WatchedFleet, charges
 
 from agent.audit import verify
 from coordinator import announcer
+from coordinator.database import Database
+from coordinator.diagnosis import examine
 from coordinator.model_state import ModelState
 from coordinator.settings import FIRST_JOB
-from coordinator.store import RoundResult
+from coordinator.store import RoundResult, Store
+from dpagent.diagnosis import Finding, Verdict
 from dpagent.protocol.fragments import (
     content_digest,
     receipt_digest,
@@ -100,6 +104,42 @@ def test_a_stopped_coordinator_ends_well_and_goes_on_with_the_same_job(
         after = fleet.plans(observer)[1]
         assert (after.job, after.round, after.release) == (plan.job, 1, plan.release)
         assert after.deadline == plan.deadline + 1e6 + SLOW["deadline_s"]
+
+
+def test_a_coordinator_that_is_older_than_its_fleet_says_so(
+    tmp_path: Path, mosquitto: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Boards take part in no round that they have passed: it waited for ever, and the log said that they may
+    be offline."""
+    fleet = WatchedFleet(tmp_path, mosquitto, rounds=3)
+    clock, backup = MovableClock(), tmp_path / "backup"
+
+    def job() -> Finding:
+        return next(found for found in examine(fleet.settings, asks_broker=False) if found.check == "job")
+
+    with Observer(mosquitto, fleet.name) as observer:
+        with coordinator_thread(fleet.file, clock) as coordinator:
+            wait_until(lambda: 1 in fleet.plans(observer), "the plan")
+            coordinator.stop()
+        shutil.copytree(fleet.state, backup)
+        database = Database(fleet.state)
+        store = Store(database, 1)
+        store.close_round(1, store.model(), RoundResult(None, 0, 1.0, 1.0, 0.5), closed_at=clock.unix())
+        database.close()
+        with coordinator_thread(fleet.file, clock) as coordinator:
+            wait_until(lambda: 2 in fleet.plans(observer), "the next round")
+            coordinator.stop()
+        assert "older copy" not in caplog.text
+        assert job().verdict is not Verdict.PROBLEM
+        shutil.rmtree(fleet.state)
+        shutil.copytree(backup, fleet.state)
+        with coordinator_thread(fleet.file, clock) as coordinator:
+            wait_until(lambda: "this coordinator is at round 1" in caplog.text, "a word on the copy")
+            clock.advance_until(lambda: "round 1 has no end" in caplog.text, "another one", 60.0)
+            coordinator.stop()
+    found = job()
+    assert found.verdict is Verdict.PROBLEM
+    assert "was given round 2" in found.text
 
 
 def test_a_broker_that_restarts_in_the_middle_does_not_end_a_job(tmp_path: Path, new_broker: Any) -> None:
