@@ -20,7 +20,7 @@ _HIDDEN: Final = (Path("/home"), Path("/root"), Path("/run/user"))
 """What ``ProtectHome`` hides."""
 _DAEMONS: Final[dict[Kind, tuple[str, str]]] = {
     "agent": ("run", "trains on this board's records"),
-    "coordinator": ("coordinator run", "runs a fleet's rounds"),
+    "coordinator": ("coordinator run --stay", "runs a fleet's rounds"),
     "mixer": ("mixer run", "mixes a fleet's fragments"),
 }
 """The command of each, and what it does."""

@@ -71,7 +71,7 @@ def installed(config: Path, root: Path) -> Result:
     ("make", "name", "command"),
     [
         (agent_file, "dpagent-agent", "run"),
-        (fleet_file, "dpagent-coordinator", "coordinator run"),
+        (fleet_file, "dpagent-coordinator", "coordinator run --stay"),
         (mixer_file, "dpagent-mixer", "mixer run"),
     ],
 )
