@@ -148,9 +148,7 @@ def show(name: Name, config: FleetConfig = None, json_file: JsonFile = None) -> 
         *((key, shown(value)) for key, value in flattened(json.loads(queued.settings))),
         ("models", f"{counted(len(models), 'file')} in {settings.directory_of(name)}"),
     ]
-    width = max(len(key) for key, _ in lines)
-    for key, text in lines:
-        typer.echo(f"{key:{width}}  {text}")
+    typer.echo(render_table(["key", "value"], [[*line] for line in lines], words=2), nl=False)
 
 
 @app.command()

@@ -374,8 +374,7 @@ class Cycle:
             model = self._models.finished() if sends_model else {}
         elif sends_model:
             log.warning("no round has stepped the model, so there is none to send")
-        # Nobody has heard of a job without a round.
-        if self._store.last_round() and not self._say_goodbye(model):
+        if not self._say_goodbye(model):
             return False
         log.info("the job is cancelled after %s", counted(self._store.closed_rounds(), "round"))
         return True
@@ -396,6 +395,8 @@ class Cycle:
 
     def _say_goodbye(self, model: Mapping[str, bytes]) -> bool:
         """Announce the end of the job, and what came of it; return whether the broker took that."""
+        if not self._store.last_round():
+            return True  # Nobody has heard of it.
         now = self._clock.unix()
         # Of an earlier round than the last one, devices would not believe it.
         last = self._planner.task(

@@ -162,6 +162,7 @@ class ModelFiles:
         statement = job.noise.mechanism.job_statement(privacy.epsilon, privacy.delta)
         metadata = {
             "dpagent.job": job.id.hex(),
+            "dpagent.job_name": self._directory.name,
             "dpagent.model": self._spec.name,
             ARCHITECTURE_KEY: json.dumps(self._spec.describe()),
             "dpagent.round": str(number),
