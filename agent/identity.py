@@ -1,0 +1,138 @@
+"""What a device is known by: a key that never leaves it, and the certificate that its fleet issued for it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from dpagent.errors import ConfigurationError
+from dpagent.protocol import device_signing
+from dpagent.storage import disk_errors, write_atomically
+
+_ENROL: Final = "`dpagent enrol` with a code from the operator makes another."
+_RENEW_AFTER: Final = 2 / 3
+"""Of a certificate's life: so long it takes a board that was off for a third of it to be too late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A device as its fleet knows it.
+
+    Attributes:
+        device_id: 32 hexadecimal characters, the common name of the certificate.
+        certificate: the latest one.
+        private_key: P-256; its public part is the certificate's.
+    """
+
+    device_id: str
+    certificate: x509.Certificate
+    private_key: ec.EllipticCurvePrivateKey
+
+    @classmethod
+    def load(cls, cert_file: Path, key_file: Path) -> Identity:
+        """Read both files.
+
+        Raises:
+            ConfigurationError: One is no such file, they do not belong together, or other users may read
+                the key.
+            StorageError: One cannot be read.
+        """
+        certificate, key = read_certificate(cert_file), read_private_key(key_file)
+        device_id = device_signing.device_id_of(certificate)
+        if device_id is None:
+            raise ConfigurationError(
+                f"{cert_file} is issued to {device_signing.common_name(certificate)!r}; expected a device's "
+                f"id, 32 hexadecimal characters. {_ENROL}"
+            )
+        if key.public_key() != certificate.public_key():
+            raise ConfigurationError(
+                f"{key_file} is not the key that {cert_file} is issued for; expected the two files that one "
+                f"`dpagent enrol` wrote. Restore them, or enrol again: {_ENROL}"
+            )
+        return cls(device_id, certificate, key)
+
+    def sign(self, message: bytes) -> bytes:
+        """The device's signature, 64 bytes (:mod:`dpagent.protocol.device_signing`)."""
+        return device_signing.sign(self.private_key, message)
+
+    @property
+    def renews_at(self) -> datetime:
+        """When two thirds of the certificate's life are over."""
+        begins, ends = self.certificate.not_valid_before_utc, self.certificate.not_valid_after_utc
+        return begins + (ends - begins) * _RENEW_AFTER
+
+    def has_expired(self, now: datetime | None = None) -> bool:
+        """Whether nobody accepts the certificate any more."""
+        return (now or datetime.now(UTC)) >= self.certificate.not_valid_after_utc
+
+
+def read_certificate(file: Path) -> x509.Certificate:
+    """The first certificate in a file (PEM).
+
+    Raises:
+        ConfigurationError: There is none.
+        StorageError: The file cannot be read.
+    """
+    with disk_errors(file):
+        data = file.read_bytes()
+    try:
+        return x509.load_pem_x509_certificate(data)
+    except ValueError as error:
+        raise ConfigurationError(f"{file} holds no certificate; expected one in PEM. {_ENROL}") from error
+
+
+def read_private_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    """The private key in a file (PKCS #8 in PEM, without a passphrase).
+
+    Raises:
+        ConfigurationError: It is no P-256 key, or other users may read it.
+        StorageError: It cannot be read.
+    """
+    with disk_errors(file), file.open("rb") as stream:
+        mode, data = os.fstat(stream.fileno()).st_mode, stream.read()
+    if mode & 0o077:
+        raise ConfigurationError(f"{file} is a secret that other users may read. Run: chmod 600 {file}")
+    try:
+        key = serialization.load_pem_private_key(data, password=None)
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(
+            f"{file} holds no private key; expected one in PEM, without a passphrase. {_ENROL}"
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ConfigurationError(f"{file} is of another kind; expected a private key on P-256. {_ENROL}")
+    return key
+
+
+def durable_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    """The key in a file, made there (mode 0600) if there is none yet.
+
+    It is on disk before anything is asked for with it: an answer that was lost can be asked for again, with
+    the same key.
+
+    Raises:
+        ConfigurationError, StorageError: It cannot be read or written.
+    """
+    with disk_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not file.exists():
+        key = ec.generate_private_key(ec.SECP256R1())
+        pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        write_atomically(file, pem, mode=0o600)
+    return read_private_key(file)
+
+
+def signing_request(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A request for a certificate (PKCS #10 in DER). It names nobody: the fleet gives the id."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "device")])
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
+    return request.public_bytes(serialization.Encoding.DER)

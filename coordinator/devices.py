@@ -1,0 +1,273 @@
+"""The devices of a fleet, their certificates, and who of them is a member.
+
+Beside the certificate authority (:mod:`coordinator.authority`) in the fleet's members directory, in a
+database of its own: the enrolment endpoint and the operator's commands write it while the coordinator reads.
+
+A device that was lost is *replaced* by another, which takes its place in every budget: what one of them was
+granted counts for both (:meth:`Devices.lineage`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from dpagent.errors import UsageError
+from dpagent.protocol import device_signing
+from dpagent.storage import disk_errors, open_database, transaction
+
+LEAST_PREFIX: Final = 4
+"""Characters of an id by which a command may name a device."""
+
+
+class DeviceState(StrEnum):
+    """What a device is to its fleet."""
+
+    ENROLLED = "enrolled"
+    REVOKED = "revoked"
+    REPLACED = "replaced"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device. Times are Unix times."""
+
+    id: str
+    """32 hexadecimal characters."""
+    certificate: bytes
+    """The latest one, in DER."""
+    enrolled_at: float
+    state: DeviceState
+    replaces: str | None
+    """The id of the device whose place it took."""
+    note: str
+    """The operator's, from the invitation."""
+    revoked_at: float | None
+
+    @property
+    def is_member(self) -> bool:
+        """Whether it may take part."""
+        return self.state is DeviceState.ENROLLED
+
+    @property
+    def parsed(self) -> x509.Certificate:
+        """The latest certificate."""
+        return x509.load_der_x509_certificate(self.certificate)
+
+    @property
+    def serial(self) -> int:
+        """Of the latest certificate."""
+        return self.parsed.serial_number
+
+    @property
+    def expires_at(self) -> float:
+        """When the latest certificate ends."""
+        return self.parsed.not_valid_after_utc.timestamp()
+
+    def has_signed(self, signature: bytes, message: bytes) -> bool:
+        """Whether the signature is the device's, by the key of its latest certificate."""
+        return device_signing.is_signed(self.parsed, signature, message)
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        """CREATE TABLE devices (
+            id TEXT PRIMARY KEY, certificate BLOB NOT NULL, enrolled_at REAL NOT NULL, state TEXT NOT NULL,
+            replaces TEXT UNIQUE REFERENCES devices (id), note TEXT NOT NULL, revoked_at REAL
+        ) STRICT"""
+    )
+    connection.execute(
+        """CREATE TABLE certificates (
+            fingerprint BLOB PRIMARY KEY, serial TEXT NOT NULL, device TEXT NOT NULL REFERENCES devices (id),
+            issued_at REAL NOT NULL, expires_at REAL NOT NULL
+        ) STRICT, WITHOUT ROWID"""
+    )
+    connection.execute("CREATE INDEX certificates_by_device ON certificates (device)")
+
+
+_COLUMNS: Final = "id, certificate, enrolled_at, state, replaces, note, revoked_at"
+
+
+class Devices:
+    """The table of devices. Several programs may have it open.
+
+    Args:
+        members_dir: The fleet's members directory, which exists.
+
+    Raises:
+        StorageError: The database cannot be used.
+    """
+
+    def __init__(self, members_dir: Path) -> None:
+        self.file = members_dir / "members.db"
+        self.connection = open_database(self.file, [_create])
+
+    def close(self) -> None:
+        """Close the database."""
+        self.connection.close()
+
+    def __enter__(self) -> Devices:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """What is read and written inside takes effect together, or not at all."""
+        with disk_errors(self.file), transaction(self.connection):
+            yield
+
+    def all(self) -> list[Device]:
+        """Every device that ever enrolled, in that order."""
+        with disk_errors(self.file):
+            rows = self.connection.execute(f"SELECT {_COLUMNS} FROM devices ORDER BY enrolled_at, id")
+            return [_device(row) for row in rows]
+
+    def find(self, device_id: str) -> Device | None:
+        """A device by its whole id."""
+        with disk_errors(self.file):
+            row = self.connection.execute(
+                f"SELECT {_COLUMNS} FROM devices WHERE id = ?", (device_id,)
+            ).fetchone()
+        return None if row is None else _device(row)
+
+    def named(self, text: str) -> Device:
+        """The one device whose id begins with a text, for commands.
+
+        Raises:
+            UsageError: There is none, or there are several.
+        """
+        found = [device for device in self.all() if device.id.startswith(text.lower())]
+        if len(text) >= LEAST_PREFIX and len(found) == 1:
+            return found[0]
+        if len(text) < LEAST_PREFIX:
+            problem = f"expected at least {LEAST_PREFIX} characters"
+        else:
+            problem = f"{len(found) or 'no'} devices have an id that begins so"
+        raise UsageError(f"{text!r} names no device: {problem}. See `dpagent coordinator devices list`.")
+
+    def holder(self, certificate: x509.Certificate) -> Device | None:
+        """The device that this very certificate was issued to, as its latest or an earlier one."""
+        with disk_errors(self.file):
+            row = self.connection.execute(
+                "SELECT device FROM certificates WHERE fingerprint = ?", (_fingerprint(certificate),)
+            ).fetchone()
+        return None if row is None else self.find(row["device"])
+
+    def lineage(self, device_id: str) -> tuple[str, ...]:
+        """The device and, before it, those whose places it took: their budgets are one."""
+        with disk_errors(self.file):
+            rows = self.connection.execute(
+                """WITH RECURSIVE line (id, replaces, depth) AS (
+                    SELECT id, replaces, 0 FROM devices WHERE id = ?
+                    UNION SELECT before.id, before.replaces, depth + 1
+                    FROM line JOIN devices AS before ON before.id = line.replaces
+                ) SELECT id FROM line ORDER BY depth""",
+                (device_id,),
+            )
+            return tuple(row["id"] for row in rows)
+
+    def successor(self, device_id: str) -> str | None:
+        """The device that took its place, if one has."""
+        with disk_errors(self.file):
+            row = self.connection.execute(
+                "SELECT id FROM devices WHERE replaces = ?", (device_id,)
+            ).fetchone()
+        return None if row is None else str(row["id"])
+
+    def issued_since(self, device_id: str, since: float) -> int:
+        """Certificates that a device was issued since a time."""
+        with disk_errors(self.file):
+            row = self.connection.execute(
+                "SELECT count(*) FROM certificates WHERE device = ? AND issued_at >= ?", (device_id, since)
+            ).fetchone()
+        return int(row[0])
+
+    def revoked_certificates(self, now: float) -> list[tuple[int, float]]:
+        """Serial number and time of revocation of every certificate that must not be accepted, though it has
+        not expired by ``now``."""
+        with disk_errors(self.file):
+            rows = self.connection.execute(
+                "SELECT serial, revoked_at FROM certificates JOIN devices ON devices.id = device "
+                "WHERE state <> ? AND expires_at > ? ORDER BY revoked_at, serial",
+                (DeviceState.ENROLLED, now),
+            )
+            return [(int(row["serial"], 16), float(row["revoked_at"])) for row in rows]
+
+    # What changes the table is called in a transaction.
+
+    def add(
+        self, certificate: x509.Certificate, *, at: float, replaces: str | None = None, note: str = ""
+    ) -> Device:
+        """Enrol the device that a certificate is issued to.
+
+        One whose place it takes is replaced from now on.
+
+        Raises:
+            ValueError: The certificate is no device's, or the place has been taken.
+        """
+        device_id = device_signing.device_id_of(certificate)
+        if device_id is None:
+            raise ValueError("the certificate names no device")
+        if replaces is not None and self.successor(replaces) is not None:
+            raise ValueError(f"device {replaces} has been replaced already")
+        self.connection.execute(
+            "INSERT INTO devices VALUES (?, ?, ?, ?, ?, ?, NULL)",
+            (device_id, certificate.public_bytes(Encoding.DER), at, DeviceState.ENROLLED, replaces, note),
+        )
+        if replaces is not None:
+            self._end(replaces, DeviceState.REPLACED, at)
+        self._note(device_id, certificate, at)
+        added = self.find(device_id)
+        assert added is not None
+        return added
+
+    def renew(self, certificate: x509.Certificate, *, at: float) -> None:
+        """Note the next certificate of a member. The one before holds until it expires.
+
+        Raises:
+            ValueError: The certificate is no member's.
+        """
+        device = self.find(device_signing.device_id_of(certificate) or "")
+        if device is None or not device.is_member:
+            raise ValueError("the certificate is no member's")
+        self.connection.execute(
+            "UPDATE devices SET certificate = ? WHERE id = ?",
+            (certificate.public_bytes(Encoding.DER), device.id),
+        )
+        self._note(device.id, certificate, at)
+
+    def revoke(self, device_id: str, *, at: float) -> None:
+        """Let a device be no member any more, for good. One that is none stays as it is."""
+        self._end(device_id, DeviceState.REVOKED, at)
+
+    def _end(self, device_id: str, state: DeviceState, at: float) -> None:
+        self.connection.execute(
+            "UPDATE devices SET state = ?, revoked_at = coalesce(revoked_at, ?) WHERE id = ? AND state <> ?",
+            (state, at, device_id, DeviceState.REPLACED),
+        )
+
+    def _note(self, device_id: str, certificate: x509.Certificate, at: float) -> None:
+        ends = certificate.not_valid_after_utc.timestamp()
+        self.connection.execute(
+            "INSERT INTO certificates VALUES (?, ?, ?, ?, ?)",
+            (_fingerprint(certificate), f"{certificate.serial_number:x}", device_id, at, ends),
+        )
+
+
+def _fingerprint(certificate: x509.Certificate) -> bytes:
+    return certificate.fingerprint(hashes.SHA256())
+
+
+def _device(row: sqlite3.Row) -> Device:
+    return Device(**{**row, "state": DeviceState(row["state"])})

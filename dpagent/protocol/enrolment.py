@@ -1,0 +1,211 @@
+"""What a board and the enrolment endpoint say to each other: the invitation code, requests and answers.
+
+An *invitation code* carries what a board needs to enrol: the endpoint's address, a fingerprint of the fleet's
+certificate authority, and a secret. Whoever holds it can enrol in the fleet as often as it allows; it says
+nothing else, and the fleet keeps only a hash of the secret.
+
+    DP1-<base32 of: 16 bytes fingerprint ‖ 16 bytes secret ‖ 2 bytes port ‖ host ‖ 4 bytes checksum>
+
+All of it is letters and digits of one case, which a QR code holds most densely (ISO/IEC 18004,
+alphanumeric mode) and a person can read out. The fingerprint is the first half of a SHA-256: who wants to
+pass for the authority has to find a second preimage, 2¹²⁸ trials. The secret has 128 bits as well, so a fast
+hash of it can be kept.
+
+Requests and answers are JSON over HTTPS. The authority's certificate is asked for first, on a connection that
+is not verified, and is trusted by its fingerprint alone; the secret goes over a second one, which is.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Final, Literal
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from dpagent.protocol.device_signing import DEVICE_PATTERN
+from dpagent.protocol.signing import CoordinatorKey
+from dpagent.protocol.topics import FleetName
+
+CODE_BEGINS: Final = "DP1-"
+SECRET_BYTES: Final = 16
+FINGERPRINT_BYTES: Final = 16
+
+AUTHORITY_PATH: Final = "/v1/authority"
+ENROL_PATH: Final = "/v1/enrol"
+RENEW_PATH: Final = "/v1/renew"
+
+MOST_REQUEST_BYTES: Final = 4_096
+"""Of a request's body: a code's secret and a request for a P-256 certificate take some 500."""
+MOST_ANSWER_BYTES: Final = 65_536
+"""Of an answer: certificates, and where the broker is."""
+
+_CHECKSUM_BYTES: Final = 4
+_SHORTEST_HOST, _LONGEST_HOST = 1, 253
+_HOST: Final = re.compile(r"[A-Za-z0-9.:-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """An invitation to a fleet.
+
+    Attributes:
+        host: name or address of the enrolment endpoint.
+        port: its TCP port.
+        authority: fingerprint of the fleet's authority.
+        secret: what the endpoint knows the invitation by.
+    """
+
+    host: str
+    port: int
+    authority: bytes
+    secret: bytes = field(repr=False)
+
+    def code(self) -> str:
+        """The invitation as text."""
+        body = self.authority + self.secret + self.port.to_bytes(2, "big") + self.host.encode()
+        text = base64.b32encode(body + _checksum(body)).decode().rstrip("=")
+        return CODE_BEGINS + text
+
+    @classmethod
+    def read(cls, text: str) -> Invitation:
+        """The invitation of a code, in capitals or not, whatever white space or hyphens are in it.
+
+        Raises:
+            ValueError: It is none; says what is wrong, and nothing of the secret.
+        """
+        letters = "".join(text.split()).upper()
+        if not letters.startswith(CODE_BEGINS):
+            raise ValueError(f"expected a code that begins with {CODE_BEGINS}")
+        letters = letters.removeprefix(CODE_BEGINS).replace("-", "")
+        try:
+            data = base64.b32decode(letters + "=" * (-len(letters) % 8))
+        except binascii.Error as error:
+            raise ValueError("the code has a character that no code has, or lacks some") from error
+        body, check = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+        fixed = FINGERPRINT_BYTES + SECRET_BYTES + 2
+        if len(body) <= fixed or check != _checksum(body):
+            raise ValueError("the code has a mistake in it, or is not whole")
+        host, port = body[fixed:].decode("ascii", "replace"), int.from_bytes(body[fixed - 2 : fixed], "big")
+        if not is_host(host) or port == 0:
+            raise ValueError(f"the code names {host!r}, port {port}, which is no address")
+        return cls(
+            host, port, body[:FINGERPRINT_BYTES], body[FINGERPRINT_BYTES : FINGERPRINT_BYTES + SECRET_BYTES]
+        )
+
+    @property
+    def url(self) -> str:
+        """The endpoint."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"https://{host}:{self.port}"
+
+
+def is_host(text: str) -> bool:
+    """Whether a text may be a host name or an address."""
+    return _SHORTEST_HOST <= len(text) <= _LONGEST_HOST and _HOST.fullmatch(text) is not None
+
+
+def new_secret() -> bytes:
+    """The secret of an invitation: 128 random bits."""
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def hash_of(secret: bytes) -> bytes:
+    """What a fleet keeps of a secret."""
+    return hashlib.sha256(b"dpagent v1 invitation\0" + secret).digest()
+
+
+def fingerprint(chain: Sequence[x509.Certificate]) -> bytes:
+    """By what an invitation names an authority, and all that is trusted with it."""
+    ders = b"".join(each.public_bytes(Encoding.DER) for each in chain)
+    return hashlib.sha256(ders).digest()[:FINGERPRINT_BYTES]
+
+
+def _checksum(body: bytes) -> bytes:
+    return hashlib.sha256(b"dpagent v1 code\0" + body).digest()[:_CHECKSUM_BYTES]
+
+
+class _Said(BaseModel):
+    """What one side said, and nothing beyond it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Pem = Annotated[str, StringConstraints(max_length=16_384)]
+_Base64 = Annotated[str, StringConstraints(max_length=2_048, pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
+
+
+class EnrolRequest(_Said):
+    """A board with an invitation asks for its first certificate."""
+
+    secret: _Base64
+    """Of the invitation."""
+    request: _Base64
+    """A PKCS #10 request, in DER. The names in it are ignored."""
+
+
+class RenewRequest(_Said):
+    """A board, known by its certificate, asks for the next one."""
+
+    request: _Base64
+    """As in :class:`EnrolRequest`."""
+
+
+class BrokerAnswer(_Said):
+    """Where the broker is: the keys of ``mqtt`` in a board's configuration."""
+
+    url: Annotated[str, StringConstraints(max_length=512)]
+    authority: Literal["fleet", "system"] | Pem
+    """Who issued the broker's certificate: the fleet's authority, one that the system trusts, or this one."""
+    protocol: Literal["auto", "5", "3.1.1"] = "auto"
+    keepalive_s: Annotated[int, Field(ge=5, le=3600)] = 30
+    topic_prefix: Annotated[str, StringConstraints(max_length=200)] = ""
+    client_id: Annotated[str, StringConstraints(max_length=200)] | None = None
+
+
+class EnrolAnswer(_Said):
+    """A member's certificate, and where its fleet is."""
+
+    device: Annotated[str, StringConstraints(pattern=DEVICE_PATTERN)]
+    certificate: Pem
+    fleet: FleetName
+    coordinator_key: CoordinatorKey
+    broker: BrokerAnswer
+
+
+class RenewAnswer(_Said):
+    """The next certificate."""
+
+    certificate: Pem
+
+
+class Refusal(_Said):
+    """Why a request was refused."""
+
+    reason: Annotated[str, StringConstraints(max_length=500)]
+
+
+def base64_of(data: bytes) -> str:
+    """Bytes as they are in a request."""
+    return base64.b64encode(data).decode()
+
+
+def bytes_of(text: str) -> bytes:
+    """Bytes of a request.
+
+    Raises:
+        ValueError: They are none.
+    """
+    return base64.b64decode(text, validate=True)
+
+
+def json_of(message: _Said) -> bytes:
+    """A request or an answer, as it goes."""
+    return message.model_dump_json().encode()
