@@ -11,8 +11,6 @@ while the connection lasts.
 
 from __future__ import annotations
 
-import os
-import ssl
 import sys
 import threading
 import time
@@ -25,7 +23,6 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from dpagent.errors import ConfigurationError
 from dpagent.protocol.messages import MAX_MESSAGE_BYTES
 from dpagent.transport.bounds import MAX_PACKET_BYTES, BoundedClient, require_bounded
 from dpagent.transport.events import (
@@ -71,7 +68,7 @@ class Connection:
         report: Takes events, in the library's thread.
 
     Raises:
-        ConfigurationError: The certificate authority, or this version of the library, cannot be used.
+        ConfigurationError: A certificate or key, or this version of the library, cannot be used.
     """
 
     def __init__(
@@ -98,7 +95,7 @@ class Connection:
         """When the broker accepted the connection, as long as it lasts (monotonic seconds)."""
         self._client = client = BoundedClient(
             CallbackAPIVersion.VERSION2,
-            client_id=os.urandom(10).hex() if client_id is None else client_id,
+            client_id=settings.new_client_id(client_id),
             protocol=protocol,
             # Version 5 sets this in CONNECT instead (clean_start and a session expiry).
             clean_session=None if protocol == MQTT5 else not persistent,
@@ -109,12 +106,7 @@ class Connection:
         if settings.username is not None:
             client.username_pw_set(settings.username, password)
         if settings.tls:
-            try:
-                client.tls_set_context(ssl.create_default_context(cafile=settings.ca_file))
-            except (OSError, ssl.SSLError) as error:
-                raise ConfigurationError(
-                    f"mqtt.ca_file {settings.ca_file} cannot be used ({error})."
-                ) from error
+            client.tls_set_context(settings.tls_context())
         client.on_socket_open = self._on_socket_open
         client.on_connect = self._on_connect
         client.on_subscribe = self._on_subscribe
@@ -240,7 +232,8 @@ class Connection:
         elif lasted_s is not None:
             self._tell(Ended(f"connection lost: {reason}", lasted_s=lasted_s))
         elif was_asked:
-            self._tell(Ended(f"{self._settings.url} closed the connection without an answer"))
+            refused = "; it may refuse mqtt.cert_file" if self._settings.cert_file else ""
+            self._tell(Ended(f"{self._settings.url} closed the connection without an answer{refused}"))
         # Otherwise the refusal before it gave the reason.
 
     def _on_break(self, reason: str) -> None:

@@ -131,10 +131,9 @@ class BrokerExamination:
                 )  # fmt: skip
             return
         try:
-            context = ssl.create_default_context(cafile=self.settings.ca_file)
-        except (OSError, ssl.SSLError) as error:
-            yield problem("TLS", f"mqtt.ca_file {self.settings.ca_file} cannot be used ({_reason(error)})",
-                          "Give a certificate authority's certificate in PEM.")  # fmt: skip
+            context = self.settings.tls_context()
+        except ConfigurationError as error:
+            yield problem_of("TLS", error)
             return
         try:
             with (

@@ -20,10 +20,10 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
-from dpagent.errors import BrokerError
+from dpagent.errors import BrokerError, ConfigurationError
 from dpagent.transport.connection import MQTT5, MQTT311, WINDOW, Connection
 from dpagent.transport.events import (
     Acknowledged,
@@ -78,7 +78,7 @@ class MqttSession:
         pace: Waiting times for answers and between attempts.
 
     Raises:
-        ConfigurationError: The password or certificate file cannot be read.
+        ConfigurationError: The password or certificate file cannot be read, or the client id cannot be used.
     """
 
     def __init__(
@@ -92,10 +92,18 @@ class MqttSession:
     ) -> None:
         self._settings = settings
         self._client_id = client_id
-        self._topics = [subscription.topic for subscription in subscriptions]
+        # Levels of the broker's own, of which the program knows nothing.
+        self._prefix = f"{settings.topic_prefix}/" if settings.topic_prefix else ""
+        self._topics = [self._prefix + subscription.topic for subscription in subscriptions]
         self._persistent = persistent
         self._pace = pace
         self._password = settings.password()
+        settings.require_whole_pair()
+        if persistent and "{random}" in settings.client_id_template(client_id):
+            raise ConfigurationError(
+                f"mqtt.client_id is {settings.client_id}; expected one without {{random}}: the broker keeps "
+                "what arrives for this program while it is away, by its client id."
+            )
         # No SimpleQueue: in CPython 3.11, its get() waits for ever if a signal interrupts it as its time runs
         # out, so that SIGTERM would not end a program before the next message comes.
         self._inbox: queue.Queue[tuple[Connection, ConnectionEvent]] = queue.Queue()
@@ -167,6 +175,7 @@ class MqttSession:
         """
         if self._connection is None:
             return None
+        topic = self._prefix + topic
         handle = self._connection.publish(topic, payload, retain=retain)
         if handle is not None:
             self.bytes_up += len(payload) + len(topic)
@@ -208,6 +217,7 @@ class MqttSession:
                 self._connection.settle(handle)
             case Received(topic, payload):
                 self.bytes_down += len(payload) + len(topic)
+                return replace(event, topic=topic.removeprefix(self._prefix))
             case Connected():
                 self._failures = 0
                 self._has_connected = True

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import ssl
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
@@ -34,6 +37,30 @@ def broker_url(url: str) -> str:
 
 BrokerUrl = Annotated[str, AfterValidator(broker_url)]
 
+_FIELDS: Final = ("random", "cn")
+
+
+def _client_id(template: str) -> str:
+    rest = template
+    for name in _FIELDS:
+        rest = rest.replace(f"{{{name}}}", "")
+    if not template or re.fullmatch(r"[\x21-\x7e]*", template) is None or "{" in rest or "}" in rest:
+        raise ValueError("expected visible ASCII, with {random} and {cn} as the only fields")
+    return template
+
+
+def _topic_prefix(prefix: str) -> str:
+    levels = prefix.split("/")
+    if prefix and (prefix.startswith("$share") or not all(levels) or re.search(r"[+#\x00-\x1f\x7f]", prefix)):
+        raise ValueError("expected topic levels with a / between them, without + and #, such as tenant/7")
+    return prefix
+
+
+ClientId = Annotated[str, Field(max_length=200), AfterValidator(_client_id)]
+"""A template of client ids."""
+TopicPrefix = Annotated[str, Field(max_length=200), AfterValidator(_topic_prefix)]
+"""Topic levels before a fleet's own."""
+
 
 class MqttSettings(Settings):
     """Address and credentials of the broker."""
@@ -46,6 +73,18 @@ class MqttSettings(Settings):
     """A file whose first line is the password, relative to the configuration file."""
     ca_file: FilePath | None = None
     """Certificate authority for TLS (PEM); the system's by default."""
+    cert_file: FilePath | None = None
+    """This program's own certificate for TLS (PEM), for a broker that asks for one; needs ``key_file``. Read
+    at each connection."""
+    key_file: FilePath | None = None
+    """The private key of ``cert_file`` (PEM), which only this program's user may read."""
+    topic_prefix: TopicPrefix = ""
+    """Levels before the topics of the fleet, where a broker gives each tenant a part of its tree."""
+    client_id: ClientId | None = None
+    """Client identifier, where a broker demands a form: ``{random}`` is 20 characters, new at each
+    connection, and ``{cn}`` the common name of ``cert_file``. By default a board's is random, and the
+    coordinator's and a mixer's name fleet and program. Without ``{random}`` the broker can tell a board from
+    others by it."""
     protocol: Literal["auto", "5", "3.1.1"] = "auto"
     """MQTT version; ``auto`` tries 5 and falls back to 3.1.1."""
     keepalive_s: int = Field(default=30, ge=5, le=3600)
@@ -71,10 +110,87 @@ class MqttSettings(Settings):
         """The same settings with paths resolved relative to the configuration ``file``."""
         changes = {
             name: resolve(path, file)
-            for name, path in (("password_file", self.password_file), ("ca_file", self.ca_file))
+            for name, path in (
+                ("password_file", self.password_file),
+                ("ca_file", self.ca_file),
+                ("cert_file", self.cert_file),
+                ("key_file", self.key_file),
+            )
             if path is not None
         }
         return self.model_copy(update=changes)
+
+    def tls_context(self) -> ssl.SSLContext:
+        """What a connection is verified and encrypted by. The files are read each time, so that a certificate
+        that was renewed is used from the next connection on.
+
+        Raises:
+            ConfigurationError: A file cannot be used, or only one of cert_file and key_file is set.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigurationError(
+                f"mqtt.ca_file {self.ca_file} cannot be used ({error}). Give a certificate authority's "
+                "certificate in PEM."
+            ) from error
+        self.require_whole_pair()
+        if self.cert_file is None:
+            return context
+        try:
+            # Without a password the library would ask for one, at whatever terminal.
+            context.load_cert_chain(self.cert_file, self.key_file, password="")
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigurationError(
+                f"mqtt.cert_file {self.cert_file} and mqtt.key_file {self.key_file} cannot be used ({error})."
+                " Expected a certificate and its private key, in PEM and without a passphrase."
+            ) from error
+        return context
+
+    def require_whole_pair(self) -> None:
+        """See that a certificate has its key, and TLS to be used in.
+
+        Raises:
+            ConfigurationError: Something is missing.
+        """
+        if (self.cert_file is None) != (self.key_file is None):
+            there, missing = ("cert_file", "key_file") if self.cert_file else ("key_file", "cert_file")
+            raise ConfigurationError(f"mqtt.{there} is set and mqtt.{missing} is not; set both or neither.")
+        if self.cert_file is not None and not self.tls:
+            raise ConfigurationError(
+                f"mqtt.cert_file is set and mqtt.url is {self.url}, without TLS; expected mqtts://…"
+            )
+
+    def client_id_template(self, default: str | None) -> str:
+        """What client identifiers are made of.
+
+        Args:
+            default: the program's own; None for a random one.
+        """
+        return self.client_id or default or "{random}"
+
+    def new_client_id(self, default: str | None) -> str:
+        """The client identifier of the next connection; see :meth:`client_id_template`.
+
+        Raises:
+            ConfigurationError: The template wants a certificate's common name, and there is none.
+        """
+        template = self.client_id_template(default)
+        return template.replace("{random}", os.urandom(10).hex()).replace("{cn}", self._common_name(template))
+
+    def _common_name(self, template: str) -> str:
+        if "{cn}" not in template:
+            return ""
+        from cryptography import x509
+
+        from dpagent.protocol.device_signing import common_name
+
+        if self.cert_file is None:
+            raise ConfigurationError(f"mqtt.client_id is {template}, and mqtt.cert_file is not set.")
+        try:
+            return common_name(x509.load_pem_x509_certificate(self.cert_file.read_bytes()))
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"mqtt.cert_file {self.cert_file} cannot be read ({error}).") from error
 
     def password(self) -> str | None:
         """Read the password.

@@ -324,3 +324,24 @@ def test_a_signal_does_not_prolong_a_wait() -> None:
         thread.join()
         signal.signal(signal.SIGUSR1, before)
     assert not any(events)
+
+
+def test_a_prefix_is_the_brokers_alone(mosquitto: Broker, topic: str) -> None:
+    """A program knows its fleet's topics; whoever listens at the broker sees them below the prefix."""
+    with (
+        mosquitto.session(client(), f"tenant/7/{topic}") as outside,
+        mosquitto.session(client(), topic) as elsewhere,
+        mosquitto.session(client(), topic, topic_prefix="tenant/7") as receiver,
+        mosquitto.session(client(), topic_prefix="tenant/7") as sender,
+    ):
+        for session in (outside, elsewhere, receiver, sender):
+            wait_for(session, Connected)
+        deliver(sender, receiver, topic, b"payload")
+        assert wait_for(outside, Received) == Received(f"tenant/7/{topic}", b"payload")
+        assert elsewhere.bytes_down == 0
+
+
+def test_a_program_that_must_be_known_again_takes_no_random_name(mosquitto: Broker) -> None:
+    settings = mosquitto.settings(client_id="x-{random}")
+    with pytest.raises(ConfigurationError, match=r"mqtt\.client_id"):
+        MqttSession(settings, client_id=client(), subscriptions=[], persistent=True)
