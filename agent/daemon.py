@@ -22,6 +22,7 @@ from agent.limits import shown
 from agent.profile import check_board, open_profile
 from agent.publisher import Publisher
 from agent.records import CACHED_BYTES, Records
+from agent.renewal import Renewal
 from agent.sensors import Sensors
 from agent.settings import AgentSettings, on_board
 from agent.state import AgentState
@@ -138,6 +139,7 @@ class Agent:
             meter=EnergyMeter(sensors.root, self._clock),
             clock=self._clock,
         )
+        self._renewal = Renewal(settings, self._clock)
         self._reported_bytes = (0, 0)
         self._rejected = 0
         self._latest_model = LatestModel(settings, self._clock)
@@ -171,6 +173,7 @@ class Agent:
                     self._publisher.publish_due()
                     self._complain_of_silence()
                     self._take_model()
+                    self._renewal.tend()
                     if self._rejected and self._clock.monotonic() >= self._counted_at + _COUNT_S:
                         self._count_traffic()
                     self._state.write_old_notes()

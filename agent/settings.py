@@ -71,6 +71,15 @@ class ModelFileSettings(Settings):
     seconds. Nothing is run by default."""
 
 
+class MembershipSettings(Settings):
+    """How the board renews its certificate, ``mqtt.cert_file``. Written by ``dpagent enrol``."""
+
+    url: Annotated[str, Field(pattern=r"^https://[A-Za-z0-9.:\[\]-]+$", max_length=300)]
+    """The fleet's enrolment endpoint, ``https://host[:port]``."""
+    ca_file: FilePath
+    """The fleet's certificate authority (PEM), relative to this file."""
+
+
 class AgentSettings(Settings):
     """Everything in ``agent.yaml``."""
 
@@ -87,6 +96,7 @@ class AgentSettings(Settings):
     model: ModelFileSettings = ModelFileSettings()
     serve: ServeSettings = ServeSettings()
     mqtt: MqttSettings = MqttSettings()
+    enrolment: MembershipSettings | None = None
     profile: Annotated[str, Field(min_length=1)] = AUTO
     """A board, as ``dpagent profiles list`` names it, or the path of your own profile, relative to this file.
     ``auto``: the one that ``dpagent profiles detect`` finds."""
@@ -169,6 +179,8 @@ def load_agent_settings(file: Path, overrides: Sequence[Override] = ()) -> Agent
             "serve": settings.serve.resolved(file),
             "data": settings.data.model_copy(update={"path": resolve(settings.data.path, file)}),
             "mqtt": settings.mqtt.resolved(file),
+            "enrolment": settings.enrolment
+            and settings.enrolment.model_copy(update={"ca_file": resolve(settings.enrolment.ca_file, file)}),
             "profile": str(resolve(Path(settings.profile), file))
             if is_profile_path(settings.profile)
             else settings.profile,

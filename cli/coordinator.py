@@ -14,6 +14,9 @@ from cli.configurations import FleetConfig, SetOptions, coordinator_settings
 from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
 from cli.job import NO_JOB, state_of
 from cli.job import app as job_app
+from cli.members import ca, devices
+from cli.members.enrolment import enrolment
+from cli.members.invite import invite
 from cli.output import finite
 from cli.tables import print_table
 from dpagent.wording import counted
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
 
 app = Commands(help="Run and inspect the rounds of a fleet.", no_args_is_help=True)
 app.add_typer(job_app, name="job")
+app.add_typer(ca.app, name="ca")
+app.command()(invite)
+app.command()(enrolment)
+app.add_typer(devices.app, name="devices")
 
 
 @app.command()

@@ -32,6 +32,7 @@ class _Root(CommandsByName):
     places: ClassVar = {
         "demo": "cli.demo.command:demo",
         "init": "cli.init:init",
+        "enrol": "cli.enrol:enrol",
         "run": "cli.run:run",
         "doctor": "cli.doctor:doctor",
         "health": "cli.health:health",

@@ -58,11 +58,6 @@ class AuthorityFiles:
         """Its private key, mode 0600."""
         return self.members_dir / "ca.key"
 
-    @property
-    def revocations(self) -> Path:
-        """The revocation list, for the broker (PEM)."""
-        return self.members_dir / "revoked.crl"
-
 
 class Authority:
     """An authority that can issue.
@@ -265,7 +260,6 @@ def _kept(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     write_atomically(files.key, pem, mode=0o600)
-    write_atomically(files.revocations, authority.revocation_list([], now=now))
     write_atomically(files.certificate, pem_of(chain))  # Last: with it, the authority is there.
     return authority
 

@@ -10,6 +10,7 @@ granted counts for both (:meth:`Devices.lineage`).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from coordinator.invitations import create_invitations
 from dpagent.errors import UsageError
 from dpagent.protocol import device_signing
 from dpagent.storage import disk_errors, open_database, transaction
@@ -87,11 +90,12 @@ def _create(connection: sqlite3.Connection) -> None:
     )
     connection.execute(
         """CREATE TABLE certificates (
-            fingerprint BLOB PRIMARY KEY, serial TEXT NOT NULL, device TEXT NOT NULL REFERENCES devices (id),
-            issued_at REAL NOT NULL, expires_at REAL NOT NULL
+            fingerprint BLOB PRIMARY KEY, serial TEXT NOT NULL, key BLOB NOT NULL,
+            device TEXT NOT NULL REFERENCES devices (id), issued_at REAL NOT NULL, expires_at REAL NOT NULL
         ) STRICT, WITHOUT ROWID"""
     )
     connection.execute("CREATE INDEX certificates_by_device ON certificates (device)")
+    connection.execute("CREATE INDEX certificates_by_key ON certificates (key)")
 
 
 _COLUMNS: Final = "id, certificate, enrolled_at, state, replaces, note, revoked_at"
@@ -109,7 +113,7 @@ class Devices:
 
     def __init__(self, members_dir: Path) -> None:
         self.file = members_dir / "members.db"
-        self.connection = open_database(self.file, [_create])
+        self.connection = open_database(self.file, [_create, create_invitations])
 
     def close(self) -> None:
         """Close the database."""
@@ -162,6 +166,12 @@ class Devices:
             row = self.connection.execute(
                 "SELECT device FROM certificates WHERE fingerprint = ?", (_fingerprint(certificate),)
             ).fetchone()
+        return None if row is None else self.find(row["device"])
+
+    def with_key(self, key: bytes) -> Device | None:
+        """The device that has a key, by its :func:`digest_of_key`."""
+        with disk_errors(self.file):
+            row = self.connection.execute("SELECT device FROM certificates WHERE key = ?", (key,)).fetchone()
         return None if row is None else self.find(row["device"])
 
     def lineage(self, device_id: str) -> tuple[str, ...]:
@@ -260,9 +270,21 @@ class Devices:
     def _note(self, device_id: str, certificate: x509.Certificate, at: float) -> None:
         ends = certificate.not_valid_after_utc.timestamp()
         self.connection.execute(
-            "INSERT INTO certificates VALUES (?, ?, ?, ?, ?)",
-            (_fingerprint(certificate), f"{certificate.serial_number:x}", device_id, at, ends),
+            "INSERT INTO certificates VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                _fingerprint(certificate),
+                f"{certificate.serial_number:x}",
+                digest_of_key(certificate.public_key()),
+                device_id,
+                at,
+                ends,
+            ),
         )
+
+
+def digest_of_key(key: CertificatePublicKeyTypes) -> bytes:
+    """SHA-256 of a public key (SubjectPublicKeyInfo in DER)."""
+    return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
 
 
 def _fingerprint(certificate: x509.Certificate) -> bytes:

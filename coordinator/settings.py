@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
+from coordinator.enrolment_settings import EnrolmentSettings
 from coordinator.job_settings import CapSettings, ModelSettings, OptimiserSettings, PrivacySettings
 from dpagent.configuration import (
     FilePath,
@@ -119,7 +120,16 @@ class CoordinatorSettings(Settings):
     keys_dir: FilePath = Path("keys")
     """Directory of the coordinator's keys, relative to this file; created at the first start, mode 0600.
     Boards recognise the coordinator by them."""
+    members_dir: FilePath = Path("members")
+    """Directory of the fleet's certificate authority and its table of devices, relative to this file;
+    ``dpagent coordinator ca init`` creates it. Keep it as you keep ``keys_dir``."""
+    enrolment: EnrolmentSettings = EnrolmentSettings()
     mqtt: MqttSettings = MqttSettings()
+
+    @property
+    def revocation_file(self) -> Path:
+        """Where the broker reads whose certificates are revoked."""
+        return self.enrolment.revocation_file or self.members_dir / "revoked.crl"
 
     def directory_of(self, name: str) -> Path:
         """The directory of a job's models."""
@@ -363,6 +373,8 @@ def _resolved(settings: CoordinatorSettingsT, file: Path) -> CoordinatorSettings
         update={
             "state_dir": resolve(settings.state_dir, file),
             "keys_dir": resolve(settings.keys_dir, file),
+            "members_dir": resolve(settings.members_dir, file),
+            "enrolment": settings.enrolment.resolved(file),
             "mqtt": settings.mqtt.resolved(file),
         }
     )

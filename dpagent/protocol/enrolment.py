@@ -56,6 +56,10 @@ _HOST: Final = re.compile(r"[A-Za-z0-9.:-]+")
 class Invitation:
     """An invitation to a fleet.
 
+    >>> made = Invitation("fleet.example", 8884, bytes(16), new_secret())
+    >>> Invitation.read(made.code().lower()) == made
+    True
+
     Attributes:
         host: name or address of the enrolment endpoint.
         port: its TCP port.

@@ -55,10 +55,10 @@ def test_the_answers_become_a_file_that_the_agent_takes_and_a_ledger(tmp_path: P
 
 
 def test_below_etc_the_state_is_where_the_service_may_write() -> None:
-    from cli.init import _default_state
+    from cli.board_file import default_state
 
-    assert _default_state(Path("/etc/dpagent/agent.yaml")) == Path("/var/lib/dpagent/state")
-    assert _default_state(Path("agent.yaml")) == Path("state")
+    assert default_state(Path("/etc/dpagent/agent.yaml")) == Path("/var/lib/dpagent/state")
+    assert default_state(Path("agent.yaml")) == Path("state")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,223 @@
+"""The board's side of enrolment: asks the fleet's endpoint for a certificate, over HTTPS.
+
+The endpoint's answers are taken from whoever holds the key of the authority that the invitation names. Even
+so each is bounded in length and time, and a certificate is taken only for the board's own key.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import urlsplit
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from pydantic import BaseModel, ValidationError
+
+from agent.identity import Identity, signing_request
+from dpagent.errors import BrokerError, ConfigurationError, UsageError
+from dpagent.protocol.device_signing import device_id_of
+from dpagent.protocol.enrolment import (
+    AUTHORITY_PATH,
+    ENROL_PATH,
+    MOST_ANSWER_BYTES,
+    RENEW_PATH,
+    EnrolAnswer,
+    EnrolRequest,
+    Invitation,
+    Refusal,
+    RenewAnswer,
+    RenewRequest,
+    base64_of,
+    fingerprint,
+    json_of,
+)
+
+PATIENCE_S: Final = 20.0
+"""For one exchange with the endpoint."""
+_ATTEMPTS: Final = 3
+"""An endpoint that has as many connections as it takes closes further ones."""
+_PAUSE_S: Final = 0.5
+
+AnswerT = TypeVar("AnswerT", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """What an enrolment gave.
+
+    Attributes:
+        answer: the endpoint's, checked.
+        authority: the fleet's authority, and those above it.
+        identity: the board's.
+    """
+
+    answer: EnrolAnswer
+    authority: tuple[x509.Certificate, ...]
+    identity: Identity
+
+
+def enrol(invitation: Invitation, key: ec.EllipticCurvePrivateKey) -> Enrolled:
+    """Become a member of a fleet.
+
+    Args:
+        invitation: from its operator.
+        key: the board's own, which is on disk: if the answer is lost, the same key gets the same one again.
+
+    Raises:
+        BrokerError: The endpoint cannot be reached.
+        UsageError: It refuses the invitation.
+        ConfigurationError: It is not the endpoint of the fleet that the invitation is to.
+    """
+    authority = _authority(invitation)
+    asked = EnrolRequest(secret=base64_of(invitation.secret), request=base64_of(signing_request(key)))
+    context = _trusting(pem_of(authority))
+    answer = _asked(invitation.url, context, ENROL_PATH, json_of(asked), EnrolAnswer)
+    certificate = _certificate(answer.certificate, key.public_key(), authority, invitation.url)
+    device = device_id_of(certificate)
+    if device != answer.device or device is None:
+        raise ConfigurationError(
+            f"{invitation.url} enrolled device {answer.device} with a certificate of {device}."
+        )
+    return Enrolled(answer, authority, Identity(device, certificate, key))
+
+
+def renew(url: str, ca_file: Path, cert_file: Path, key_file: Path) -> bytes:
+    """The next certificate of a member, in PEM, for the same key.
+
+    Args:
+        url: of the endpoint.
+        ca_file: the fleet's authority.
+        cert_file: the certificate so far, which has not expired.
+        key_file: its key.
+
+    Raises:
+        BrokerError: The endpoint cannot be reached.
+        UsageError: It refuses.
+        ConfigurationError, StorageError: A file, or the answer, cannot be used.
+    """
+    identity = Identity.load(cert_file, key_file)
+    try:
+        trusted = ca_file.read_text(encoding="ascii")
+        authority = x509.load_pem_x509_certificates(trusted.encode())
+        context = _trusting(trusted)
+        context.load_cert_chain(cert_file, key_file, password="")
+    except (OSError, ValueError) as error:  # of TLS, an OSError
+        raise ConfigurationError(f"enrolment.ca_file {ca_file} cannot be used ({error}).") from error
+    asked = RenewRequest(request=base64_of(signing_request(identity.private_key)))
+    answer = _asked(url, context, RENEW_PATH, json_of(asked), RenewAnswer)
+    certificate = _certificate(answer.certificate, identity.certificate.public_key(), authority, url)
+    if device_id_of(certificate) != identity.device_id:
+        raise ConfigurationError(f"{url} answered with the certificate of another device.")
+    return pem_of([certificate, *authority[:-1]]).encode()
+
+
+def pem_of(certificates: Sequence[x509.Certificate]) -> str:
+    """Certificates, one after the other, in PEM."""
+    return "".join(each.public_bytes(Encoding.PEM).decode() for each in certificates)
+
+
+def _authority(invitation: Invitation) -> tuple[x509.Certificate, ...]:
+    """The authority that an invitation names by its fingerprint, from whoever answers."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    status, body = _exchanged(invitation.url, context, "GET", AUTHORITY_PATH, b"")
+    try:
+        chain = tuple(x509.load_pem_x509_certificates(body)) if status == http.HTTPStatus.OK else ()
+    except ValueError:
+        chain = ()
+    if not chain or fingerprint(chain) != invitation.authority:
+        raise ConfigurationError(
+            f"{invitation.url} is not the enrolment endpoint of the fleet that the code is of: it shows "
+            "another certificate authority. Either the code is of another fleet, or somebody stands between. "
+            "Nothing was sent to it."
+        )
+    return chain
+
+
+def _trusting(pem: str) -> ssl.SSLContext:
+    """TLS that trusts one authority, and checks names."""
+    return ssl.create_default_context(cadata=pem)
+
+
+def _asked(url: str, context: ssl.SSLContext, path: str, body: bytes, kind: type[AnswerT]) -> AnswerT:
+    status, data = _exchanged(url, context, "POST", path, body)
+    if status != http.HTTPStatus.OK:
+        try:
+            reason = "".join(each for each in Refusal.model_validate_json(data).reason if each.isprintable())
+        except ValidationError:
+            reason = f"status {status}"
+        raise UsageError(f"{url} refuses: {reason} Ask the fleet's operator.")
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise ConfigurationError(
+            f"{url} answers in a way that this program does not know. Update dpagent, here or there."
+        ) from error
+
+
+def _exchanged(url: str, context: ssl.SSLContext, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    """Status and body of an answer; an endpoint that closes the connection at once is asked again."""
+    until = time.monotonic() + PATIENCE_S
+    for attempt in range(_ATTEMPTS):
+        try:
+            return _once(url, context, method, path, body, until)
+        except ssl.SSLCertVerificationError as error:
+            raise ConfigurationError(
+                f"{url} shows a certificate that this fleet's authority did not issue for that name "
+                f"({error.verify_message}). Check this board's clock, and enrolment.address in fleet.yaml."
+            ) from error
+        except (OSError, http.client.HTTPException) as error:
+            last = error
+        if time.monotonic() + _PAUSE_S >= until:
+            break
+        if attempt < _ATTEMPTS - 1:
+            time.sleep(_PAUSE_S * (attempt + 1))
+    text = getattr(last, "strerror", None) or str(last) or type(last).__name__
+    raise BrokerError(
+        f"No enrolment endpoint answers at {url} ({text}). The operator starts it with `dpagent coordinator "
+        "enrolment`; check the network, and that a certificate that is used has not expired."
+    ) from last
+
+
+def _once(
+    url: str, context: ssl.SSLContext, method: str, path: str, body: bytes, until: float
+) -> tuple[int, bytes]:
+    parts = urlsplit(url)
+    left_s = max(0.1, until - time.monotonic())
+    connection = http.client.HTTPSConnection(
+        parts.hostname or "", parts.port, timeout=left_s / 2, context=context
+    )
+    try:
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        data = bytearray()
+        while part := response.read1(MOST_ANSWER_BYTES + 1 - len(data)):
+            data += part
+            if len(data) > MOST_ANSWER_BYTES or time.monotonic() > until:
+                raise http.client.HTTPException("the answer is too long")
+        return response.status, bytes(data)
+    finally:
+        connection.close()
+
+
+def _certificate(pem: str, key: object, authority: Sequence[x509.Certificate], url: str) -> x509.Certificate:
+    """The certificate of an answer, if it is for the board's key and from the authority."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pem.encode())
+        certificate.verify_directly_issued_by(authority[0])
+        is_own = certificate.public_key() == key
+    except (ValueError, TypeError, InvalidSignature):
+        is_own = False
+    if not is_own:
+        raise ConfigurationError(
+            f"{url} answered with a certificate that its authority did not issue, or that is for another key."
+        )
+    return certificate

@@ -1,0 +1,89 @@
+"""Renewal of the board's certificate, in time and without a restart.
+
+When two thirds of its life are over, the certificate is renewed at the fleet's enrolment endpoint, in a
+thread of its own: no round waits for that, and when it happens follows from dates alone. The new one takes
+the place of the file; connections to the broker read it as they begin, and the one that is open stays. The
+key stays, so that a crash leaves no certificate without its key.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from agent.settings import AgentSettings
+from dpagent.clock import Clock
+from dpagent.errors import DpagentError
+from dpagent.storage import write_atomically
+
+log = logging.getLogger(__name__)
+
+_LONGEST_LOOK_S: Final = 3600.0
+_LOOKS: Final = 50
+"""In the life of a certificate that is shorter than so many hours."""
+
+
+class Renewal:
+    """Keeps a board's certificate valid.
+
+    Args:
+        settings: of the board. Without ``enrolment`` there is nothing to do.
+        clock: the program's.
+    """
+
+    def __init__(self, settings: AgentSettings, clock: Clock) -> None:
+        self._enrolment, self._mqtt, self._clock = settings.enrolment, settings.mqtt, clock
+        self._looks_at = -1.0
+        self._thread: threading.Thread | None = None
+
+    def tend(self) -> None:
+        """Look at the dates now and then, and begin a renewal when it is due; return at once."""
+        if self._enrolment is None or self._mqtt.cert_file is None or self._mqtt.key_file is None:
+            return
+        now = self._clock.monotonic()
+        if now < self._looks_at or (self._thread is not None and self._thread.is_alive()):
+            return
+        files = (self._mqtt.cert_file, self._mqtt.key_file)
+        pause_s, is_due = self._look(*files)
+        # Boards that were switched on together need not ask together. No record decides when.
+        self._looks_at = now + pause_s * random.uniform(0.75, 1.25)
+        if is_due:
+            arguments = (self._enrolment.url, self._enrolment.ca_file, *files)
+            self._thread = threading.Thread(target=_renew, args=arguments, name="renewal", daemon=True)
+            self._thread.start()
+
+    def _look(self, cert_file: Path, key_file: Path) -> tuple[float, bool]:
+        """Seconds until the next look, and whether the certificate is to be renewed."""
+        from agent.identity import Identity  # Boards without one need no X.509.
+
+        try:
+            identity = Identity.load(cert_file, key_file)
+        except DpagentError as error:
+            log.warning("the certificate cannot be renewed: %s", error)
+            return _LONGEST_LOOK_S, False
+        begins, ends = identity.certificate.not_valid_before_utc, identity.certificate.not_valid_after_utc
+        pause_s = min(_LONGEST_LOOK_S, (ends - begins).total_seconds() / _LOOKS)
+        now = datetime.fromtimestamp(self._clock.unix(), UTC)
+        if identity.has_expired(now):
+            log.error(
+                "the certificate of device %s expired on %s, and no broker accepts it. The operator makes a "
+                "code for this board with `dpagent coordinator devices replace %s`",
+                identity.device_id, f"{ends:%Y-%m-%d}", identity.device_id[:8],
+            )  # fmt: skip
+            return _LONGEST_LOOK_S, False
+        return pause_s, now >= identity.renews_at
+
+
+def _renew(url: str, ca_file: Path, cert_file: Path, key_file: Path) -> None:
+    from agent.enrolling import renew
+
+    try:
+        write_atomically(cert_file, renew(url, ca_file, cert_file, key_file))
+    except DpagentError as error:
+        log.warning("the certificate was not renewed; it will be tried again: %s", error)
+    else:
+        log.info("the certificate is renewed")

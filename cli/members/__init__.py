@@ -1,0 +1,1 @@
+"""``dpagent coordinator ca|invite|enrolment|devices``: who is a member of a fleet."""

@@ -1,0 +1,33 @@
+"""``dpagent coordinator enrolment``: the endpoint at which boards enrol and renew their certificates."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import typer
+
+from cli.configurations import FleetConfig, SetOptions, coordinator_settings
+from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
+
+
+def enrolment(
+    config: FleetConfig = None, options: SetOptions = None, log_level: LogLevelOption = LogLevel.INFO
+) -> None:
+    """Let boards enrol and renew their certificates, until SIGTERM or Ctrl-C.
+
+    A small HTTPS server on the port of enrolment.address, apart from the coordinator, which goes on without
+    it. Boards without an invitation or a certificate get nothing from it.
+    """
+    start_logging(log_level)
+    stop = StopSignals()
+    from coordinator.authority import load_authority
+    from coordinator.endpoint import Endpoint
+    from coordinator.enrolment import Enrolment, told_of_broker
+    from coordinator.keys import load_signer
+
+    settings = coordinator_settings(config, options)
+    authority = load_authority(settings.members_dir, now=datetime.now(UTC))
+    key = load_signer(settings.keys_dir, settings.fleet).public_key
+    endpoint = Endpoint(Enrolment(settings, authority, key, told_of_broker(settings)))
+    endpoint.serve(stop.serving())
+    raise typer.Exit(stop.exit_code)

@@ -1,0 +1,107 @@
+"""Invitations: who may enrol, how often and until when. Of a code's secret, the table has a hash alone.
+
+Tables beside those of the devices (:mod:`coordinator.devices`), so that a use and the device that came of it
+are one transaction. Whoever asks again with the same key, after an answer that was lost, gets the same
+device: that is no second use.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+from dpagent.protocol.enrolment import hash_of
+
+
+@dataclass(frozen=True, slots=True)
+class InvitationRecord:
+    """An invitation, as the fleet knows it. Times are Unix times."""
+
+    hash: bytes
+    made_at: float
+    expires_at: float
+    uses: int
+    """How many boards may enrol with it."""
+    used: int
+    replaces: str | None
+    """The device whose place the board takes that enrols with it."""
+    note: str
+
+    @property
+    def name(self) -> str:
+        """How commands call it: nothing of the secret."""
+        return self.hash.hex()[:8]
+
+
+def create_invitations(connection: sqlite3.Connection) -> None:
+    """The tables."""
+    connection.execute(
+        """CREATE TABLE invitations (
+            hash BLOB PRIMARY KEY, made_at REAL NOT NULL, expires_at REAL NOT NULL, uses INTEGER NOT NULL,
+            used INTEGER NOT NULL, replaces TEXT, note TEXT NOT NULL
+        ) STRICT, WITHOUT ROWID"""
+    )
+    connection.execute(
+        """CREATE TABLE redemptions (
+            invitation BLOB NOT NULL, key BLOB NOT NULL, device TEXT NOT NULL, PRIMARY KEY (invitation, key)
+        ) STRICT, WITHOUT ROWID"""
+    )
+
+
+class Invitations:
+    """The table of invitations.
+
+    Args:
+        connection: of the members' database. What changes it is called in a transaction.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def open(self, *, at: float) -> list[InvitationRecord]:
+        """Those that still let somebody in, oldest first."""
+        rows = self._connection.execute(
+            "SELECT * FROM invitations WHERE used < uses AND expires_at > ? ORDER BY made_at, hash", (at,)
+        )
+        return [InvitationRecord(**row) for row in rows]
+
+    def find(self, secret: bytes) -> InvitationRecord | None:
+        """The invitation of a secret."""
+        row = self._connection.execute(
+            "SELECT * FROM invitations WHERE hash = ?", (hash_of(secret),)
+        ).fetchone()
+        return None if row is None else InvitationRecord(**row)
+
+    def redeemed(self, invitation: InvitationRecord, key: bytes) -> str | None:
+        """The device that enrolled with an invitation and a key (its digest)."""
+        row = self._connection.execute(
+            "SELECT device FROM redemptions WHERE invitation = ? AND key = ?", (invitation.hash, key)
+        ).fetchone()
+        return None if row is None else str(row["device"])
+
+    def add(
+        self,
+        secret: bytes,
+        *,
+        made_at: float,
+        expires_at: float,
+        uses: int = 1,
+        replaces: str | None = None,
+        note: str = "",
+    ) -> None:
+        """Keep an invitation, without its secret."""
+        self._connection.execute(
+            "INSERT INTO invitations VALUES (?, ?, ?, ?, 0, ?, ?)",
+            (hash_of(secret), made_at, expires_at, uses, replaces, note),
+        )
+
+    def redeem(self, invitation: InvitationRecord, key: bytes, device: str) -> None:
+        """Note a use. The caller has seen that the invitation is open."""
+        self._connection.execute("UPDATE invitations SET used = used + 1 WHERE hash = ?", (invitation.hash,))
+        self._connection.execute("INSERT INTO redemptions VALUES (?, ?, ?)", (invitation.hash, key, device))
+
+    def withdraw(self, *, at: float) -> int:
+        """Let no open invitation be used any more; return how many there were."""
+        return self._connection.execute(
+            "UPDATE invitations SET expires_at = ? WHERE used < uses AND expires_at > ?", (at, at)
+        ).rowcount
