@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from dpagent.errors import ConfigurationError
 
-Extra = Literal["coordinator", "images", "demo"]
+Extra = Literal["coordinator", "images", "websockets", "demo"]
 
 _OWN: Final = frozenset({"dpagent", "agent", "coordinator", "simulation", "cli", "firmware_profiles"})
 

@@ -14,9 +14,9 @@ asked, a flood of messages whose acknowledgements it does not read.
 
 from __future__ import annotations
 
-import ssl
+import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import MQTTErrorCode
@@ -81,8 +81,9 @@ class BoundedSocket:
 
     def pending(self) -> int:
         """Bytes that are here already, so that nothing may arrive."""
-        of_tls = self._inner.pending() if isinstance(self._inner, ssl.SSLSocket) else 0
-        return len(self._ready) + of_tls
+        # Of TLS, also below a WebSocket; a plain socket has nothing that ``select`` does not see.
+        look = getattr(self._inner, "pending", None)
+        return len(self._ready) + (0 if look is None else look())
 
     def send(self, data: bytes | bytearray) -> int:
         """Send some bytes; return their number."""
@@ -165,6 +166,8 @@ class BoundedClient(paho.Client):
     """
 
     on_break: Callable[[str], None]
+    websocket_url: str | None = None
+    """Of a broker that is spoken to over WebSocket."""
     _bounded: BoundedSocket | None = None
 
     def loop_forever(self, timeout: float = 1.0, retry_first_connection: bool = False) -> MQTTErrorCode:
@@ -181,7 +184,12 @@ class BoundedClient(paho.Client):
         return MQTTErrorCode.MQTT_ERR_PROTOCOL
 
     def _create_socket(self) -> SocketLike:
-        self._bounded = BoundedSocket(super()._create_socket())
+        inner = super()._create_socket()
+        if self.websocket_url is not None:
+            from dpagent.transport.websocket import WebSocket  # An extra; few boards need it.
+
+            inner = WebSocket(cast(socket.socket, inner), self.websocket_url)
+        self._bounded = BoundedSocket(inner)
         return self._bounded
 
 

@@ -23,6 +23,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from dpagent.extras import extra_needed
 from dpagent.protocol.messages import MAX_MESSAGE_BYTES
 from dpagent.transport.bounds import MAX_PACKET_BYTES, BoundedClient, require_bounded
 from dpagent.transport.events import (
@@ -103,6 +104,10 @@ class Connection:
             manual_ack=persistent,
         )
         client.max_inflight_messages_set(_IN_FLIGHT)
+        client.websocket_url = settings.websocket_url
+        if client.websocket_url is not None:
+            with extra_needed("websockets", "MQTT over WebSocket"):
+                import websockets  # noqa: F401 - found missing here, and not in the library's thread
         if settings.username is not None:
             client.username_pw_set(settings.username, password)
         if settings.tls:

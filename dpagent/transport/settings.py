@@ -14,7 +14,10 @@ from pydantic import AfterValidator, Field
 from dpagent.configuration import FilePath, Settings, WithheldError, resolve
 from dpagent.errors import ConfigurationError
 
-_DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
+_DEFAULT_PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
+_FORMS: Final = (
+    "mqtt://host[:port], or mqtts://host[:port] for TLS; over WebSocket ws://host[:port][/path] or wss://…"
+)
 
 
 def broker_url(url: str) -> str:
@@ -25,10 +28,11 @@ def broker_url(url: str) -> str:
     """
     parts = urlsplit(url)
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
-        raise ValueError("expected mqtt://host[:port], or mqtts://host[:port] for TLS")
+        raise ValueError(f"expected {_FORMS}")
     if parts.username is not None or parts.password is not None:
         raise WithheldError("credentials do not belong in the URL; use `username` and `password_file`")
-    if parts.path not in ("", "/") or parts.query or parts.fragment:
+    has_path = parts.path not in ("", "/") and parts.scheme.startswith("mqtt")
+    if has_path or parts.query or parts.fragment or not url.isascii() or not url.isprintable():
         raise ValueError("expected only mqtt://host[:port], without a path or query")
     if parts.port == 0:  # urlsplit raises ValueError for a port out of range
         raise ValueError("port 0 is not a valid port")
@@ -66,7 +70,9 @@ class MqttSettings(Settings):
     """Address and credentials of the broker."""
 
     url: BrokerUrl = "mqtt://127.0.0.1:1883"
-    """``mqtt://host[:port]`` or, over TLS, ``mqtts://host[:port]``."""
+    """``mqtt://host[:port]`` or, over TLS, ``mqtts://host[:port]``. Over WebSocket, for networks that let
+    nothing else through, ``wss://host[:port][/path]`` (or ``ws://``); it needs the extra ``websockets``, and
+    the path is ``/mqtt`` by default."""
     username: str | None = None
     """User name; needs ``password_file``."""
     password_file: FilePath | None = None
@@ -104,7 +110,15 @@ class MqttSettings(Settings):
     @property
     def tls(self) -> bool:
         """Whether the connection is encrypted."""
-        return urlsplit(self.url).scheme == "mqtts"
+        return urlsplit(self.url).scheme in ("mqtts", "wss")
+
+    @property
+    def websocket_url(self) -> str | None:
+        """The address in the request of a WebSocket; None without one."""
+        parts = urlsplit(self.url)
+        if not parts.scheme.startswith("ws"):
+            return None
+        return parts._replace(path=parts.path if parts.path not in ("", "/") else "/mqtt").geturl()
 
     def resolved(self, file: Path) -> MqttSettings:
         """The same settings with paths resolved relative to the configuration ``file``."""
@@ -158,7 +172,7 @@ class MqttSettings(Settings):
             raise ConfigurationError(f"mqtt.{there} is set and mqtt.{missing} is not; set both or neither.")
         if self.cert_file is not None and not self.tls:
             raise ConfigurationError(
-                f"mqtt.cert_file is set and mqtt.url is {self.url}, without TLS; expected mqtts://…"
+                f"mqtt.cert_file is set and mqtt.url is {self.url}, without TLS; expected mqtts:// or wss://"
             )
 
     def client_id_template(self, default: str | None) -> str:
