@@ -24,6 +24,7 @@ _STEPS: Final = ("name", "port", "TLS", "login", "topics")
 _VERSION_TOPIC: Final = "$SYS/broker/version"
 _VERSION_S: Final = 0.5
 _PACE: Final = Pace(answer_s=3.0, pause_s=0.1, longest_s=3.0)
+_FEW_DAYS: Final = 14
 _TLS_REASONS: Final = {
     9: ("the certificate is not valid yet", "Set this machine's clock, or wait."),
     10: ("the certificate has expired", "Renew the broker's certificate; check this machine's clock."),
@@ -135,6 +136,7 @@ class BrokerExamination:
         except ConfigurationError as error:
             yield problem_of("TLS", error)
             return
+        yield from _own_certificate(self.settings)
         try:
             with (
                 self._connected() as plain,
@@ -287,12 +289,29 @@ class BrokerExamination:
             return False
 
 
+def _own_certificate(settings: MqttSettings) -> Iterator[Finding]:
+    """How long the program's own certificate lasts, if that is not long."""
+    if settings.cert_file is None:
+        return
+    from cryptography import x509
+
+    ends = x509.load_pem_x509_certificate(settings.cert_file.read_bytes()).not_valid_after_utc
+    days = (ends.timestamp() - time.time()) / 86_400
+    remedy = (
+        "A board's is replaced with a code of `dpagent coordinator devices replace`, others by `ca client`."
+    )
+    if days < 0:
+        yield problem("TLS", f"mqtt.cert_file ended on {ends:%Y-%m-%d}", remedy, ExitCode.BROKER)
+    elif days < _FEW_DAYS:
+        yield warning("TLS", f"mqtt.cert_file ends on {ends:%Y-%m-%d}, and was not renewed", remedy)
+
+
 def _certificate(secure: ssl.SSLSocket) -> Iterator[Finding]:
     certificate = secure.getpeercert() or {}
     ends = str(certificate.get("notAfter", ""))
     days = (ssl.cert_time_to_seconds(ends) - time.time()) / 86_400 if ends else float("inf")
     text = f"{secure.version()}; the certificate is valid until {ends or 'further notice'}"
-    if days < 14:
+    if days < _FEW_DAYS:
         yield warning("TLS", f"{text}: {days:.0f} days", "Renew the broker's certificate.")
     else:
         yield fine("TLS", text)

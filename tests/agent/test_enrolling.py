@@ -1,0 +1,194 @@
+"""A board against an endpoint that answers with whatever it likes, with the key of the right authority."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from members import certified, new_authority, written
+
+import agent.enrolling
+from agent.enrolling import enrol, renew
+from coordinator.authority import Authority, pem_of
+from dpagent.errors import BrokerError, ConfigurationError, UsageError
+from dpagent.protocol.enrolment import Invitation, new_secret
+from dpagent.protocol.signing import Signer
+
+Answer = Callable[[ssl.SSLSocket], None]
+KEY = Signer(bytes(32), "meadow").public_key
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return new_authority(tmp_path / "ca")
+
+
+@contextmanager
+def played(authority: Authority, directory: Path, answer: Answer) -> Iterator[Invitation]:
+    """An endpoint that shows the authority first, and then answers so."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = authority.issue_server(key.public_key(), ["127.0.0.1"], days=1, now=datetime.now(UTC))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*written(directory, "endpoint", certificate, key))
+    stopping = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+
+        def serves() -> None:
+            while not stopping.is_set():
+                try:
+                    plain, _ = server.accept()
+                except TimeoutError:
+                    continue
+                plain.settimeout(20)
+                try:
+                    with context.wrap_socket(plain, server_side=True) as connection:
+                        asked = request(connection)
+                        if asked.startswith(b"GET "):
+                            connection.sendall(said(pem_of(authority.chain)))
+                        else:
+                            answer(connection)
+                except OSError:
+                    continue
+
+        thread = threading.Thread(target=serves)
+        thread.start()
+        try:
+            yield Invitation("127.0.0.1", server.getsockname()[1], authority.fingerprint, new_secret())
+        finally:
+            stopping.set()
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def request(connection: ssl.SSLSocket) -> bytes:
+    """All of a request: to close a connection with some unread would take the answer back."""
+    asked = b""
+    while b"\r\n\r\n" not in asked:
+        asked += connection.recv(65_536)
+    head, _, body = asked.partition(b"\r\n\r\n")
+    length = re.search(rb"Content-Length: (\d+)", head)
+    while length is not None and len(body) < int(length[1]):
+        body += connection.recv(65_536)
+    return asked
+
+
+def said(body: bytes, status: str = "200 OK") -> bytes:
+    return f"HTTP/1.0 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def answered(pem: str, device_id: str, **changes: object) -> bytes:
+    values = {
+        "device": device_id, "certificate": pem, "fleet": "meadow", "coordinator_key": KEY,
+        "broker": {"url": "mqtts://broker.example", "authority": "fleet"},
+    }  # fmt: skip
+    return said(json.dumps({**values, **changes}).encode())
+
+
+def test_certificates_that_are_not_for_the_boards_own_key_are_refused(
+    authority: Authority, tmp_path: Path
+) -> None:
+    other, foreign = certified(authority), certified(new_authority(tmp_path / "foreign"))
+    for certificate in (other.certificate, foreign.certificate, authority.certificate):
+        pem = pem_of([certificate]).decode()
+        data = answered(pem, other.device_id)
+        with (
+            played(authority, tmp_path, lambda sock, data=data: sock.sendall(data)) as code,
+            pytest.raises(ConfigurationError, match="did not issue, or that is for another key"),
+        ):
+            enrol(code, ec.generate_private_key(ec.SECP256R1()))
+
+
+def test_a_device_that_is_not_the_certificates_is_refused(authority: Authority, tmp_path: Path) -> None:
+    own = certified(authority)
+    pem = pem_of([own.certificate]).decode()
+    with (
+        played(authority, tmp_path, lambda sock: sock.sendall(answered(pem, "0" * 32))) as code,
+        pytest.raises(ConfigurationError, match="enrolled device 0000"),
+    ):
+        enrol(code, own.private_key)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fleet": "a/b"}, {"coordinator_key": "x"}, {"device": "../../etc"}, {"more": 1}, {"certificate": 7},
+        {"certificate": "x" * 20_000},
+        {"broker": {"url": "mqtts://b", "authority": "fleet", "password": "x"}},
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_none_is_refused(
+    authority: Authority, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    own = certified(authority)
+    data = answered(pem_of([own.certificate]).decode(), own.device_id, **changes)
+    with (
+        played(authority, tmp_path, lambda sock: sock.sendall(data)) as code,
+        pytest.raises(ConfigurationError, match="does not know"),
+    ):
+        enrol(code, own.private_key)
+
+
+def test_a_refusal_is_passed_on_without_what_a_terminal_would_obey(
+    authority: Authority, tmp_path: Path
+) -> None:
+    body = json.dumps({"reason": "No.\x1b[2J\r\n"}).encode()
+    with (
+        played(authority, tmp_path, lambda sock: sock.sendall(said(body, "403 Forbidden"))) as code,
+        pytest.raises(UsageError, match=r"refuses: No\.\[2J Ask the fleet's operator"),
+    ):
+        enrol(code, ec.generate_private_key(ec.SECP256R1()))
+
+
+def endless(connection: ssl.SSLSocket) -> None:
+    connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+    while True:
+        connection.sendall(b"x" * 65_536)
+
+
+def endless_headers(connection: ssl.SSLSocket) -> None:
+    connection.sendall(b"HTTP/1.0 200 OK\r\n")
+    while True:
+        connection.sendall(b"X: y\r\n" * 1_000)
+
+
+def slow(connection: ssl.SSLSocket) -> None:
+    while True:
+        connection.sendall(b"H")
+        threading.Event().wait(0.2)
+
+
+@pytest.mark.parametrize("answer", [endless, endless_headers, slow, lambda sock: sock.sendall(b"\0" * 99)])
+def test_an_answer_without_an_end_is_given_up(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer
+) -> None:
+    monkeypatch.setattr(agent.enrolling, "PATIENCE_S", 2.0)
+    with (
+        played(authority, tmp_path, answer) as code,
+        pytest.raises(BrokerError, match="No enrolment endpoint"),
+    ):
+        enrol(code, ec.generate_private_key(ec.SECP256R1()))
+
+
+def test_a_renewal_is_for_the_same_device_and_key(authority: Authority, tmp_path: Path) -> None:
+    own, other = certified(authority), certified(authority)
+    same_key = authority.issue_device(
+        own.private_key.public_key(), other.device_id, days=1, now=datetime.now(UTC)
+    )
+    files = written(tmp_path, "device", own.certificate, own.private_key)
+    for certificate, problem in ((other.certificate, "another key"), (same_key, "another device")):
+        body = said(json.dumps({"certificate": pem_of([certificate]).decode()}).encode())
+        with (
+            played(authority, tmp_path, lambda sock, body=body: sock.sendall(body)) as code,
+            pytest.raises(ConfigurationError, match=problem),
+        ):
+            renew(code.url, tmp_path / "ca/ca.crt", *files)

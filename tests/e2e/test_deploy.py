@@ -1,0 +1,67 @@
+"""The commands of docs/deploy.md, as they stand there: five boards, and a sixth for a stolen one."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from brokers import find_mosquitto, reserved_port
+from fleets import digits
+
+from dpagent.learning.data.formats.npz import save_npz
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "deploy.md"
+
+
+def blocks() -> list[str]:
+    return re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A directory with the records of five boards; what the commands start there ends with the test."""
+    mosquitto = find_mosquitto()
+    if mosquitto is None:
+        pytest.skip("Mosquitto is not installed")
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "mosquitto").symlink_to(mosquitto)
+    (commands / "dpagent").write_text(f'#!/bin/sh\nexec {sys.executable} -P -m cli.main "$@"\n')
+    (commands / "dpagent").chmod(0o755)
+    for number in range(1, 6):
+        save_npz(tmp_path / f"records-{number}.npz", digits(60 * number, 60 * number + 60))
+    yield tmp_path
+    for file in tmp_path.rglob("*pid"):
+        try:
+            os.kill(int(file.read_text()), signal.SIGTERM)
+        except (ValueError, ProcessLookupError):
+            continue
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_commands_lead_from_nothing_to_a_fleet_and_through_a_theft(place: Path) -> None:
+    script = "set -eu\n" + "\n".join(blocks())
+    with reserved_port() as broker, reserved_port() as endpoint:
+        script = script.replace("8883", str(broker.getsockname()[1]))
+        script = script.replace("8884", str(endpoint.getsockname()[1]))
+        path = f"{place / 'bin'}:{os.environ['PATH']}"
+        with (place / "output").open("wb") as output:
+            done = subprocess.run(
+                ["bash", "-c", script], cwd=place, stdout=output, stderr=output, timeout=800, check=False,
+                env={**os.environ, "PATH": path, "HOST": "127.0.0.1", "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+    said = (place / "output").read_text()
+    assert done.returncode == 0, said[-3_000:]
+    assert said.count("Connected to mqtts://127.0.0.1") == 6
+    assert "5 members" in said
+    assert "finished, 2 of 2 rounds started" in said
+    assert "Replaced by" in said
+    assert len((place / "fleet/codes").read_text().split()) == 5
