@@ -136,6 +136,7 @@ def _anew(
     """Enrol a board that has no configuration yet."""
     from agent.enrolling import enrol
     from agent.identity import durable_key
+    from dpagent.storage import disk_errors
 
     answers = answered(given)
     choices = BoardChoices(Path(str(answers["data"])), name, answers["epsilon"], delta, profile, state_dir)
@@ -143,9 +144,11 @@ def _anew(
     state = Path(values["state_dir"])
     beside = IdentityFiles(state.parent / "identity")
     files = IdentityFiles(config.parent / beside.directory)
-    pending = files.key.with_suffix(".key.new")
+    pending = _pending(files.key, invitation)
     # What the owner chose is refused before a code is used up by it.
     require_valid({"fleet": "unknown", "coordinator_key": _NO_KEY, **values, "mqtt": {}})
+    with disk_errors(config):
+        config.parent.mkdir(parents=True, exist_ok=True)
     enrolled = enrol(invitation, durable_key(pending))
     values = {
         "fleet": enrolled.answer.fleet,
@@ -182,7 +185,7 @@ def _again(invitation: Invitation, config: Path, *, ledger: bool) -> AgentSettin
             "not all set. Move it away, enrol with --no-ledger and its state_dir, and copy its sections data "
             "and budget: its ledger stays in use."
         )
-    pending = key_file.with_suffix(".key.new")
+    pending = _pending(key_file, invitation)
     was_interrupted = pending.exists()
     enrolled = enrol(invitation, durable_key(pending))
     known, told = (settings.fleet, settings.coordinator_key), enrolled.answer
@@ -242,12 +245,19 @@ def _keep(
     write_atomically(certificate or files.certificate, enrolled.answer.certificate.encode())
 
 
+def _pending(key_file: Path, invitation: Invitation) -> Path:
+    """Where the key of an enrolment waits for its end. Another code is another device, with another key."""
+    return key_file.with_suffix(f".{invitation.name}.new")
+
+
 def _finish(pending: Path, key_file: Path) -> None:
     """Let the new key take its place, last: until then, the same command gets the same certificate again."""
     from dpagent.storage import disk_errors, replace_durably
 
     with disk_errors(key_file):
         replace_durably(key_file, pending)
+        for given_up in key_file.parent.glob(f"{key_file.stem}.*.new"):
+            given_up.unlink(missing_ok=True)
 
 
 def _connect(mqtt: MqttSettings) -> None:

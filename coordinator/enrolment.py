@@ -92,8 +92,8 @@ class Enrolment:
                 raise RefusedError("The invitation has been used, by another board or another key.")
             if (holder := devices.with_key(digest)) is not None:
                 raise RefusedError(
-                    f"This key is that of device {holder.id} already. A board has a key of its own: what one "
-                    "board has in its identity directory must not be copied to another."
+                    f"This key is that of device {holder.id} already. A board has a key of its own: the "
+                    "identity directory of one board must not be copied to another."
                 )
             if invitation.replaces is not None and devices.successor(invitation.replaces) is not None:
                 raise RefusedError(f"Device {invitation.replaces} has been replaced by another already.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
-from dpagent.protocol.enrolment import hash_of
+from dpagent.protocol.enrolment import hash_of, name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class InvitationRecord:
     @property
     def name(self) -> str:
         """How commands call it: nothing of the secret."""
-        return self.hash.hex()[:8]
+        return name_of(self.hash)
 
 
 def create_invitations(connection: sqlite3.Connection) -> None:

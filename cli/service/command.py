@@ -167,6 +167,8 @@ def _service_of(config: Path) -> Service:
         board = load_agent_settings(config)
         fleet, reads = board.fleet, [board.data.path]
         writes, mqtt = [board.state_dir, board.ledger_files.second_head, board.model_file], board.mqtt
+        if board.enrolment is not None:  # It renews its certificate.
+            writes += [path for path in (mqtt.cert_file, mqtt.key_file) if path is not None]
         if is_profile_path(board.profile):
             reads.append(Path(board.profile).parent)  # It may extend others there.
     elif kind == "coordinator":
@@ -187,14 +189,15 @@ def _service_of(config: Path) -> Service:
 
         mixer = load_mixer_settings(config)
         fleet, reads, writes, mqtt = mixer.fleet, [], [mixer.keys_dir], mixer.mqtt
-    reads += [path for path in (mqtt.ca_file, mqtt.password_file) if path is not None]
+    files = (mqtt.ca_file, mqtt.password_file, mqtt.cert_file, mqtt.key_file)
+    reads += [path for path in files if path is not None and path not in writes]
     service = Service(kind, config, fleet, tuple(reads), _groups_of(reads), max(256, memory * 6 // 10))
     for path in writes:
         if not path.is_relative_to(service.state_dir):
             raise ConfigurationError(
                 f"{config}: {path} is not below {service.state_dir}, where alone the service may write. Set "
-                "it (state_dir, keys_dir, model.file) to a place there. If there is a ledger or a key, "
-                "stop its program and move the directory, with the second head beside it, there."
+                "it (state_dir, keys_dir, model.file, mqtt.cert_file) to a place there. If there is a ledger "
+                "or a key, stop its program and move the directory, with the second head beside it, there."
             )
     return service
 
@@ -248,13 +251,16 @@ def _require_sound(service: Service, config: Path) -> None:
 
 
 def _secrets(config: Path) -> list[Path]:
-    """The file of the password, if there is one."""
+    """The files of the password and of the key, as far as there are some. The key that a board enrolled with
+    is below its state, which is the service's own."""
     from dpagent.configuration import resolve
     from dpagent.yaml_file import load_yaml
 
-    section = load_yaml(config, example="fleet: meadow").get("mqtt") or {}
-    name = section.get("password_file")
-    return [] if name is None else [resolve(Path(str(name)), config)]
+    values = load_yaml(config, example="fleet: meadow")
+    is_enrolled = kind_of(config) == "agent" and values.get("enrolment") is not None
+    section = values.get("mqtt") or {}
+    names = [section.get(key) for key in ("password_file", *([] if is_enrolled else ["key_file"]))]
+    return [resolve(Path(str(name)), config) for name in names if name is not None]
 
 
 def _give(secret: Path) -> None:

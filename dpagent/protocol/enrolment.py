@@ -105,6 +105,11 @@ class Invitation:
         )
 
     @property
+    def name(self) -> str:
+        """By what the fleet's list calls the invitation: nothing of the secret."""
+        return name_of(hash_of(self.secret))
+
+    @property
     def url(self) -> str:
         """The endpoint."""
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -124,6 +129,11 @@ def new_secret() -> bytes:
 def hash_of(secret: bytes) -> bytes:
     """What a fleet keeps of a secret."""
     return hashlib.sha256(b"dpagent v1 invitation\0" + secret).digest()
+
+
+def name_of(hashed: bytes) -> str:
+    """A short name of an invitation, from the :func:`hash_of` its secret."""
+    return hashed.hex()[:8]
 
 
 def fingerprint(chain: Sequence[x509.Certificate]) -> bytes:

@@ -231,6 +231,18 @@ def test_an_enrolment_that_is_interrupted_goes_on_with_the_same_code(scene: Scen
     assert found.returncode == ExitCode.OK
 
 
+def test_another_code_after_an_interruption_makes_another_device(scene: Scene, tmp_path: Path) -> None:
+    (first, second) = scene.fleet.invite("--count", "2")
+    board = tmp_path / "board"
+    before = "import os; import cli.enrol; cli.enrol._keep = lambda *_, **__: os._exit(77)"
+    assert interrupted(first, board, before) == 77
+    assert interrupted(second, board, "") == ExitCode.OK
+    assert sorted(file.name for file in (board / "identity").iterdir()) == [
+        "device.crt", "device.key", "fleet-ca.crt",
+    ]  # fmt: skip
+    assert outcome(load_agent_settings(board / "agent.yaml").mqtt) is None
+
+
 def interrupted(code: str, board: Path, before: str) -> int:
     board.mkdir(exist_ok=True)
     save_npz(board / "data.npz", digits(0, 50))
