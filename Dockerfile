@@ -37,9 +37,9 @@ RUN groupadd --gid 10001 dpagent \
         --shell /usr/sbin/nologin dpagent \
     && install --directory --owner 10001 --group 10001 --mode 0700 /var/lib/dpagent
 # The daemon tells this address, where nobody listens but `dpagent health`, that it gets on: every five seconds. /dev/shm
-# can be written in a container whose root is read-only.
+# can be written in a container whose root is read-only; an agent's status is there, too (`dpagent status`).
 ENV PATH=/opt/dpagent/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
-    NOTIFY_SOCKET=/dev/shm/dpagent.notify WATCHDOG_USEC=10000000
+    NOTIFY_SOCKET=/dev/shm/dpagent.notify WATCHDOG_USEC=10000000 RUNTIME_DIRECTORY=/dev/shm
 WORKDIR /var/lib/dpagent
 # Ledger and keys are here: keep it, or a new container loses the record of spending.
 VOLUME ["/var/lib/dpagent"]

@@ -490,8 +490,8 @@ class Cycle:
 
     # Receipts empty the spool.
 
-    def take_receipts(self, receipts: Receipts) -> None:
-        """Drop the fragments that the coordinator has counted."""
+    def take_receipts(self, receipts: Receipts) -> int:
+        """Drop the fragments that the coordinator has counted; return the number of ours."""
         raw, size = receipts.digests, RECEIPT_DIGEST_BYTES
         digests = [raw[start : start + size] for start in range(0, len(raw), size)]
-        self._state.mark_counted(digests, self._clock.unix())
+        return self._state.mark_counted(digests, self._clock.unix())

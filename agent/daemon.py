@@ -12,7 +12,7 @@ import os
 import threading
 from typing import Final
 
-from agent.announcements import Announcements
+from agent.announcements import Announced, Announcements, Phase
 from agent.cycle import Cycle
 from agent.database import ledger_errors
 from agent.energy import EnergyMeter
@@ -26,6 +26,7 @@ from agent.renewal import Renewal
 from agent.sensors import Sensors
 from agent.settings import AgentSettings, on_board
 from agent.state import AgentState
+from agent.status import Doing, Link, RoundStatus, Status, StatusFile
 from agent.worker import Worker
 from dpagent.clock import Clock, SystemClock
 from dpagent.errors import StorageError
@@ -97,6 +98,10 @@ class Agent:
         )
         # It takes the directory's lock: nothing is decoded for a device that is running, or has no ledger.
         self._state = AgentState(settings.ledger_files, settings.lifetime_budgets)
+        self._status_file = StatusFile(settings.state_dir, self._clock)
+        self._last_receipt_at: float | None = None
+        """Unix time."""
+        self._status_file.note(Status(Link.STARTING, settings.mqtt.url, self._topics.plan))
         try:
             # What this process has in memory does not depend on how many there are.
             records = without_records(Records(settings.data, settings.state_dir).dataset)
@@ -106,6 +111,7 @@ class Agent:
             if room <= CACHED_BYTES:
                 keep_in_memory(settings.state_dir)
         except BaseException:
+            self._note_end()
             self._state.close()
             raise
         self._publisher = Publisher(
@@ -167,7 +173,9 @@ class Agent:
                 manager.ready()
                 while not stop.is_set():
                     manager.alive()
-                    manager.status(self._activity())
+                    status = self._status()
+                    manager.status(status.in_words())
+                    self._status_file.note(status)
                     self._take_events()
                     self._cycle.advance()
                     self._publisher.publish_due()
@@ -191,7 +199,13 @@ class Agent:
         self._latest_model.stop()
         self._governor.stop()
         self._cycle.rest()
+        self._note_end()
         self._state.close()
+
+    def _note_end(self) -> None:
+        """The last status. While the directory is this agent's: another's may follow."""
+        ended = Status(Link.STOPPED, self._settings.mqtt.url, self._topics.plan)
+        self._status_file.note(ended, is_last=True)
 
     def _wait_to_connect(self, stop: threading.Event) -> None:
         """Wait for a time that follows from when the program began, and not from how long its start took:
@@ -240,17 +254,39 @@ class Agent:
         elif self._announcements.wait_for_model(current):
             self._latest_model.note_request(asset)
 
-    def _activity(self) -> str:
-        """What the agent does, in a line for its owner."""
-        if not self._session.connected:
-            return f"not connected to {self._settings.mqtt.url}"
-        if (current := self._announcements.current) is None:
-            return f"connected; waiting for a plan on {self._topics.plan}"
-        plan, phase = current.plan, current.phase.name.lower()
-        if plan.state == "finished":
-            return f"connected; job {plan.job.hex()[:8]} is finished"
-        held = "" if self._governor.held is None else f"; training is held back: {self._governor.held}"
-        return f"connected; round {plan.round} of job {plan.job.hex()[:8]}: {phase}{held}"
+    def _status(self) -> Status:
+        """What the agent does, for its owner."""
+        current = self._announcements.current
+        return Status(
+            Link.CONNECTED if self._session.connected else Link.DISCONNECTED,
+            self._settings.mqtt.url,
+            self._topics.plan,
+            None if current is None else self._status_of(current),
+            self._governor.held,
+            self._last_receipt_at,
+        )
+
+    def _status_of(self, announced: Announced) -> RoundStatus:
+        plan, until = announced.plan, math.inf  # monotonic
+        match announced.phase:
+            case _ if plan.state == "finished":
+                doing = Doing.FINISHED
+            case Phase.DECIDE | Phase.REPEAT if self._announcements.model_for(plan) is None:
+                doing = Doing.MODEL
+            case Phase.DECIDE | Phase.REPEAT:
+                doing, until = Doing.DECIDE, announced.begins_at
+            case Phase.PREPARE:
+                doing = Doing.PREPARE
+            case Phase.TRAIN:
+                doing, until = Doing.TRAIN, announced.fixed_until
+            case Phase.SETTLED:
+                doing = Doing.SETTLED
+        left_s = until - self._clock.monotonic()
+        return RoundStatus(
+            plan.job.hex(), plan.round, plan.rounds, plan.method, doing,
+            self._clock.unix() + left_s if 0 < left_s < math.inf else None,
+            plan.deadline,
+        )  # fmt: skip
 
     def _complain_of_silence(self) -> None:
         """Say, once a connection, what it may mean that no plan comes."""
@@ -270,7 +306,8 @@ class Agent:
                     self._warned.clear()
                     self._count_traffic()
             elif topic == self._topics.receipts:
-                self._cycle.take_receipts(self._verifier.open(payload, Receipts, "receipts"))
+                if self._cycle.take_receipts(self._verifier.open(payload, Receipts, "receipts")):
+                    self._last_receipt_at = self._clock.unix()
             else:
                 self._announcements.take_chunk(self._verifier.open(payload, ModelChunk, "model"))
         except MessageError as error:

@@ -54,7 +54,7 @@ from dpagent.protocol.task import RoundTask
 from dpagent.protocol.topics import Topics
 from dpagent.storage import disk_errors
 from dpagent.transport.diagnosis import BrokerExamination
-from dpagent.wording import counted
+from dpagent.wording import counted, lasting
 
 _LEDGER_BYTES_A_CHARGE: Final = 1_400
 _SPOOL_BYTES: Final = 16 << 20
@@ -364,7 +364,7 @@ def _plan(settings: AgentSettings, topics: Topics, payload: bytes | None) -> Ite
     text = f"round {plan.round} of {name}, {plan.method}"
     if late_s > 0:
         yield warning(
-            "plan", f"{text}, was to end {_ago(late_s)} ago",
+            "plan", f"{text}, was to end {lasting(late_s)} ago",
             "Is the coordinator running? Is this machine's clock right?",
         )  # fmt: skip
     yield _would_run(plan, text, settings.limits)
@@ -376,10 +376,3 @@ def _would_run(plan: Plan, text: str, limits: LimitSettings) -> Finding:
     except (BeyondLimitError, PlanError) as error:
         return problem("plan", f"{text}: this board declines: {error}", "")
     return fine("plan", f"{text}, is within this board's limits")
-
-
-def _ago(seconds: float) -> str:
-    for size, unit in (86_400, "day"), (3_600, "hour"), (60, "minute"):
-        if seconds >= size:
-            return counted(int(seconds // size), unit)
-    return counted(int(seconds), "second")

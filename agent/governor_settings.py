@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
@@ -39,6 +40,27 @@ def is_in(window: str, minute: int) -> bool:
     assert found is not None
     begin, end = (_MINUTES * int(found[group]) + int(found[group + 1]) for group in (1, 3))
     return (minute - begin) % _DAY < (end - begin) % _DAY
+
+
+def next_change(windows: Sequence[str], minute: int) -> int | None:
+    """Minutes until the next one of a day's windows begins, or until all that are open have ended.
+
+    Args:
+        windows: as :data:`Hours`.
+        minute: since midnight, in ``0..1439``.
+
+    Returns:
+        In ``1..1439``; None where that never comes.
+
+    >>> next_change(["22:00-06:00"], 60 * 21), next_change(["22:00-06:00", "05:00-07:30"], 60 * 23)
+    (60, 510)
+    """
+    is_open = any(is_in(window, minute) for window in windows)
+    later = range(1, _DAY) if windows else ()
+    return next(
+        (step for step in later if any(is_in(each, (minute + step) % _DAY) for each in windows) != is_open),
+        None,
+    )
 
 
 class GovernorSettings(Settings):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from cli.notation import printable
 from dpagent.diagnosis import Finding, Verdict
 from dpagent.errors import ExitCode
 from dpagent.wording import counted
@@ -20,8 +21,8 @@ _WORDS: Final = {
 
 def lines_of(finding: Finding) -> str:
     """A finding in one line, and its remedy in the next."""
-    line = f"{_WORDS[finding.verdict]:8} {finding.check:13} {_printable(finding.text)}"
-    return f"{line}\n{'':23}→ {_printable(finding.remedy)}" if finding.remedy else line
+    line = f"{_WORDS[finding.verdict]:8} {finding.check:13} {printable(finding.text)}"
+    return f"{line}\n{'':23}→ {printable(finding.remedy)}" if finding.remedy else line
 
 
 def summary_of(findings: Iterable[Finding]) -> str:
@@ -55,8 +56,3 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
             for finding in findings
         ],
     }
-
-
-def _printable(text: str) -> str:
-    """Without what a broker, or the name of a file, could do to a terminal."""
-    return "".join(each if each.isprintable() else "�" for each in text)

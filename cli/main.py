@@ -34,6 +34,7 @@ class _Root(CommandsByName):
         "init": "cli.init:init",
         "enrol": "cli.enrol:enrol",
         "run": "cli.run:run",
+        "status": "cli.status:status",
         "doctor": "cli.doctor:doctor",
         "health": "cli.health:health",
         "plan": "cli.plan.command:plan",

@@ -1,4 +1,4 @@
-"""Number formats of the commands: few digits, and bounds rounded up."""
+"""How the commands write numbers and texts: few digits, bounds rounded up, nothing that moves a cursor."""
 
 from __future__ import annotations
 
@@ -41,3 +41,12 @@ def bound(value: float, digits: int = 4) -> str:
 def percent(share: float, digits: int = 1) -> str:
     """A share between 0 and 1."""
     return f"{100 * share:.{digits}f} %"
+
+
+def printable(text: str) -> str:
+    """Without what a broker, or the name of a file, could do to a terminal.
+
+    >>> printable("a name\x1b[2J")
+    'a name�[2J'
+    """
+    return "".join(each if each.isprintable() else "�" for each in text)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cli.notation import printable
 from dpagent.errors import ExitCode
 
 # Wider than any line: lets a table take its natural width.
@@ -43,7 +44,7 @@ def render_table(
     for index, name in enumerate(header):
         table.add_column(name, justify="left" if index < words else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*(escape("".join(c if c.isprintable() else "�" for c in cell)) for cell in row))
+        table.add_row(*(escape(printable(cell)) for cell in row))
     console.width = _UNBOUNDED
     console.width = max(console.measure(table).maximum, 1)
     with console.capture() as capture:

@@ -33,6 +33,18 @@ def counted(number: float, noun: str) -> str:
     return f"{shown} {noun}{'es' if noun.endswith(('s', 'x', 'ch')) else 's'}"
 
 
+def lasting(seconds: float) -> str:
+    """A time in its largest unit, rounded down.
+
+    >>> lasting(0), lasting(61), lasting(7_300), lasting(3 * 86_400)
+    ('0 seconds', '1 minute', '2 hours', '3 days')
+    """
+    for size, unit in (86_400, "day"), (3_600, "hour"), (60, "minute"):
+        if seconds >= size:
+            return counted(int(seconds // size), unit)
+    return counted(int(seconds), "second")
+
+
 def named(key: str, value: object = None) -> str:
     """A setting as the reader of the sentence sets it, in backquotes.
 

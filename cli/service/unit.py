@@ -24,6 +24,8 @@ _DAEMONS: Final[dict[Kind, tuple[str, str]]] = {
     "mixer": ("mixer run", "mixes a fleet's fragments"),
 }
 """The command of each, and what it does."""
+_IN_MEMORY: Final = ("RuntimeDirectory=dpagent-agent", "RuntimeDirectoryMode=0700")
+"""For the status that changes with each phase of a round (:mod:`agent.status`)."""
 _MEMORY_PERCENT: Final = 60
 """Of the machine's memory, that a service may take."""
 _RESTARTS_NOT: Final = "2 3 4 5 9"
@@ -119,6 +121,7 @@ class Service:
             *([f"SupplementaryGroups={' '.join(self.groups)}"] if self.groups else []),
             f"StateDirectory={self._state_name}",
             "StateDirectoryMode=0700",
+            *(_IN_MEMORY if self.kind == "agent" else []),
             f"WorkingDirectory={self.state_dir}",
             "UMask=0077",
             "ProtectSystem=strict",
