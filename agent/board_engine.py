@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+from agent.marked_log import PRIVATE
 from agent.profile import Profile
 from agent.settings import AgentSettings
 from agent.worker import UsedProcessError
@@ -109,7 +110,7 @@ class BoardEngine:
         try:
             write_atomically(file, json.dumps(kept).encode())
         except StorageError as error:  # How full the disk is must not show: records may lie on it.
-            log.warning("the choice of the engine is made again at the next start: %s", error)
+            log.warning("the choice of the engine is made again at the next start: %s", error, extra=PRIVATE)
         return engine
 
 

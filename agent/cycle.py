@@ -34,6 +34,7 @@ from agent.energy import EnergyMeter
 from agent.governor import Governor
 from agent.limit_settings import LimitSettings
 from agent.limits import require_training_time, require_within
+from agent.marked_log import PRIVATE
 from agent.publisher import Publisher, Slots
 from agent.rounds import RoundState
 from agent.sitting_out import Decision, SittingOut
@@ -216,7 +217,7 @@ class Cycle:
     def _note_energy(self, plan: Plan) -> None:
         """Keep what the board has taken since the charge, for its owner."""
         if (energy := self._meter.end()) is not None:
-            log.info("round %d of %d: %s", plan.round, plan.rounds, energy)
+            log.info("round %d of %d: %s", plan.round, plan.rounds, energy, extra=PRIVATE)
             self._state.note_energy(plan.job.hex(), plan.round, energy)
 
     def rest(self) -> None:
@@ -455,13 +456,9 @@ class Cycle:
         announced.phase = Phase.SETTLED
         self._publisher.draw_times()
         self._worker.look()
-        if update.failure is None:
-            log.info("round %d of %d: spooled", plan.round, plan.rounds)
-        else:
-            log.error(
-                "round %d of %d: spooled, and no record counts in it: %s",
-                plan.round, plan.rounds, update.failure,
-            )  # fmt: skip
+        log.info("round %d of %d: spooled", plan.round, plan.rounds)
+        if update.failure is not None:
+            log.error("no record counts in round %d: %s", plan.round, update.failure, extra=PRIVATE)
 
     def _take_rehearsal(self, rehearsal: _InTraining, why_not: str) -> None:
         """Dummies leave as an update would, and no sooner where the training process has to do its work
@@ -482,9 +479,8 @@ class Cycle:
         announced.attempts += 1
         announced.failure = reason
         plan = announced.plan
-        log.error(
-            "round %d of job %s has no update yet: %s; trying again", plan.round, plan.job.hex()[:8], reason
-        )
+        log.error("round %d of job %s has no update yet; trying again", plan.round, plan.job.hex()[:8])
+        log.error("why round %d has no update yet: %s", plan.round, reason, extra=PRIVATE)
         announced.phase = Phase.REPEAT
         announced.begins_at = self._clock.monotonic() + _RETRY_S
 

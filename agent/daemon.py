@@ -19,6 +19,7 @@ from agent.energy import EnergyMeter
 from agent.governor import Governor, require_public_room
 from agent.latest_model import LatestModel
 from agent.limits import shown
+from agent.marked_log import PRIVATE
 from agent.profile import check_board, open_profile
 from agent.publisher import Publisher
 from agent.records import CACHED_BYTES, Records
@@ -75,7 +76,7 @@ class Agent:
         loaded = open_profile(settings.profile)
         profile = loaded.profile
         check_board(profile)
-        log.info("board profile %s: %s", loaded.name, profile.description)
+        log.info("board profile %s: %s", loaded.name, profile.description, extra=PRIVATE)
         self._settings = settings = on_board(settings, profile)
         require_declared(settings.data)
         require_public_room(settings.governor, settings.state_dir, settings.data.path)
@@ -190,7 +191,7 @@ class Agent:
             try:
                 self._count_traffic()
             except StorageError as error:  # A stop succeeds on a full disk, too.
-                log.warning("the last counts of bytes are lost: %s", error)
+                log.warning("the last counts of bytes are lost: %s", error, extra=PRIVATE)
             finally:
                 self.close()
 

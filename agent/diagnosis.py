@@ -37,6 +37,7 @@ from dpagent.diagnosis import (
     entropy,
     fine,
     memory,
+    private,
     problem,
     problem_of,
     skipped,
@@ -89,7 +90,7 @@ def examine(settings: AgentSettings, *, asks_broker: bool = True) -> Iterator[Fi
     yield from governed(settings, Sensors())
     yield from _engine(settings, loaded)
     yield from _ledger(settings)
-    yield _data(settings)
+    yield private(_data(settings))
     yield _model(settings)
     if not asks_broker:
         yield skipped("broker", "not asked")
@@ -167,11 +168,12 @@ def governed(settings: AgentSettings, sensors: Sensors) -> Iterator[Finding]:
         governor.stop()
     seen = f" ({readings})" if readings else ""
     if why_not is None:
-        yield fine("governor", f"a round would begin now{seen}")
+        found = fine("governor", f"a round would begin now{seen}")
     else:
-        yield warning(
+        found = warning(
             "governor", f"no round would begin now: {why_not}{seen}", "It begins when that is over."
         )
+    yield private(found)  # It has what heat and free memory are now.
     if (source := EnergyMeter(sensors.root, SystemClock()).source) is not None:
         yield fine("energy", f"{source} measures what each round takes; `dpagent budget show` has it")
     for absent in governor.absent():

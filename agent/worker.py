@@ -184,6 +184,7 @@ class Said:
     logger: str
     level: int
     text: str
+    is_private: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +359,9 @@ class _Process:
             while True:
                 message = self._connection.recv()
                 if isinstance(message, Said):
-                    logging.getLogger(message.logger).log(message.level, "%s", message.text)
+                    logging.getLogger(message.logger).log(
+                        message.level, "%s", message.text, extra={"is_private": message.is_private}
+                    )
                     continue
                 answer = self._asked.pop(0)
                 if isinstance(message, Failed):

@@ -17,6 +17,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+from agent.marked_log import is_private
 from agent.priority import give_way
 from agent.training import Trainer, Work
 from agent.worker import MORE_NICENESS, Failed, Look, Order, Prepared, Said, Start, UsedProcessError, said
@@ -41,7 +42,7 @@ class _Answers(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """As of :class:`logging.Handler`."""
         try:
-            self.send(Said(record.name, record.levelno, self.format(record)))
+            self.send(Said(record.name, record.levelno, self.format(record), is_private(record)))
         except OSError:
             os._exit(0)  # The agent has hung up.
 

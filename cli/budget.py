@@ -55,7 +55,7 @@ def _in_words(scope: Scope) -> str:
     return f"Unit: {unit.meaning}. Adjacency: {adjacency}. Trusted: {trust.meaning}."
 
 
-def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
+def summary_of(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
     """Lifetime budget, reservations and spending by account: that of a dataset, or of its jobs that trust a
     party."""
     from agent.charges import Budget, BudgetChange, Charge, WriteOff, ledger_statement
@@ -145,7 +145,7 @@ def show(
 
     state_dir = ledger_files(state_dir, config).state_dir
     ledger = audit(state_dir)
-    datasets = _summary(ledger)
+    datasets = summary_of(ledger)
     connection, _ = open_ledger(state_dir)
     try:
         with disk_errors(state_dir / "ledger.db"):
@@ -294,7 +294,7 @@ def export(
     ]
     write_offs = [asdict(each) for each in ledger.write_offs]
     if json_file is not None:
-        found = {"datasets": _summary(ledger), "charges": charges, "write_offs": write_offs}
+        found = {"datasets": summary_of(ledger), "charges": charges, "write_offs": write_offs}
         write_json(json_file, _scope() | found)
         return
     if not charges:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from cli.commands import Commands
-from cli.configurations import AnyConfig, SetOptions, configuration, schema_of, stated
+from cli.configurations import AnyConfig, Configuration, SetOptions, configuration, schema_of, stated
 from cli.output import write_json
 from cli.tables import reader_may_leave, render_table
 
@@ -44,26 +44,7 @@ def show(
 ) -> None:
     """Show every setting as the program takes it, and where it is from: an option, a variable, a line of the
     file, a profile, a default."""
-    from dpagent.overrides import overridden
-    from dpagent.yaml_file import dotted, read_document
-
-    found = configuration(config, options)
-    settings, profile = found.load(), None
-    if found.kind == "agent":
-        from agent.profile import open_profile
-        from agent.settings import AgentSettings, on_board
-
-        assert isinstance(settings, AgentSettings)
-        profile = open_profile(settings.profile)
-        settings = on_board(settings, profile.profile)
-    lines = read_document(found.file, example="fleet: meadow").lines
-    origins = {dotted(location): f"{found.file.name}:{line}" for location, line in lines.items() if location}
-    sources = overridden(schema_of(found.kind), {}, found.overrides).sources
-    over = {dotted(location): source for location, source in sources.items()}
-    values = [
-        (key, value, _origin(key, value, over, origins, profile))
-        for key, value in flattened(settings.model_dump(mode="json"))
-    ]
+    values = settings_of(configuration(config, options))
     with reader_may_leave():
         if json_file is not None:
             write_json(json_file, {key: {"value": value, "from": origin} for key, value, origin in values})
@@ -106,6 +87,33 @@ def schema(
             {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}, indent=2, ensure_ascii=False
         )
     )
+
+
+def settings_of(found: Configuration) -> list[tuple[str, Any, str]]:
+    """Every setting as the program takes it: its dotted key, its value as JSON has it, where that is from.
+
+    Raises:
+        ConfigurationError: something in them is wrong.
+    """
+    from dpagent.overrides import overridden
+    from dpagent.yaml_file import dotted, read_document
+
+    settings, profile = found.load(), None
+    if found.kind == "agent":
+        from agent.profile import open_profile
+        from agent.settings import AgentSettings, on_board
+
+        assert isinstance(settings, AgentSettings)
+        profile = open_profile(settings.profile)
+        settings = on_board(settings, profile.profile)
+    lines = read_document(found.file, example="fleet: meadow").lines
+    origins = {dotted(location): f"{found.file.name}:{line}" for location, line in lines.items() if location}
+    sources = overridden(schema_of(found.kind), {}, found.overrides).sources
+    over = {dotted(location): source for location, source in sources.items()}
+    return [
+        (key, value, _origin(key, value, over, origins, profile))
+        for key, value in flattened(settings.model_dump(mode="json"))
+    ]
 
 
 def flattened(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:

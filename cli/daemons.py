@@ -24,11 +24,19 @@ class LogLevel(StrEnum):
 LogLevelOption = Annotated[LogLevel, typer.Option(help="Log level, on standard error.")]
 
 
-def start_logging(level: LogLevel) -> None:
-    """Log to standard error, for systemd and the demo."""
+def start_logging(level: LogLevel, formatter: logging.Formatter | None = None) -> None:
+    """Log to standard error, for systemd and the demo.
+
+    Args:
+        level: the least one that is logged.
+        formatter: of the lines, if the daemon has its own.
+    """
     logging.basicConfig(
         level=level.upper(), format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
     )
+    if formatter is not None:
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(formatter)
 
 
 class StopSignals:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from agent.marked_log import MarkedFormatter
 from cli.configurations import AgentConfig, SetOptions, agent_settings
 from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
 
@@ -19,7 +20,7 @@ def run(
     ledger and publishes noisy fragments. All durable state is in its state directory;
     after a crash, start it again and it continues. `dpagent budget init` begins its ledger, once.
     """
-    start_logging(log_level)
+    start_logging(log_level, MarkedFormatter())
     stop = StopSignals()
     from agent.daemon import Agent
 

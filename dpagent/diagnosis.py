@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -40,6 +40,8 @@ class Finding:
         text: what was found, in one line.
         remedy: what to do; empty where nothing is to be done.
         exit_code: of a problem: that of the program that would end by it.
+        is_private: whether it may tell of a record, or of how much room records leave: it is for the owner
+            alone.
     """
 
     check: str
@@ -47,6 +49,12 @@ class Finding:
     text: str
     remedy: str = ""
     exit_code: ExitCode = ExitCode.OK
+    is_private: bool = False
+
+
+def private(finding: Finding) -> Finding:
+    """A finding for the owner of the machine alone."""
+    return replace(finding, is_private=True)
 
 
 def fine(check: str, text: str) -> Finding:
@@ -135,17 +143,16 @@ def storage(directory: Path, wanted_bytes: int) -> Iterator[Finding]:
     free = shutil.disk_usage(place).free
     text = f"{free >> 20:,} MiB are free in {place}"
     if free < wanted_bytes:
-        yield problem(
-            "storage",
-            f"{text}; {-(-wanted_bytes >> 20):,} MiB are needed",
-            "Free some space.",
+        found = problem(
+            "storage", f"{text}; {-(-wanted_bytes >> 20):,} MiB are needed", "Free some space.",
             ExitCode.STORAGE,
-        )
+        )  # fmt: skip
     elif free < wanted_bytes + SPACE_LEFT:
-        yield warning("storage", f"{text}, little more than is needed", "Free some space soon.")
+        found = warning("storage", f"{text}, little more than is needed", "Free some space soon.")
     else:
-        yield fine("storage", text)
-    yield from _inodes(place)
+        found = fine("storage", text)
+    # Records may lie on the same disk.
+    yield from map(private, (found, *_inodes(place)))
     yield from _wear()
 
 
@@ -189,10 +196,9 @@ def memory(wanted_mib: int, meminfo: Path = Path("/proc/meminfo")) -> Finding:
         return skipped("memory", f"{meminfo} does not say how much is available")
     text = f"{available:,} MiB are available"
     if available < wanted_mib:
-        return warning(
-            "memory", f"{text}; training takes some {wanted_mib:,}", "End other programs, or add swap."
-        )
-    return fine("memory", text)
+        remedy = "End other programs, or add swap."
+        return private(warning("memory", f"{text}; training takes some {wanted_mib:,}", remedy))
+    return private(fine("memory", text))
 
 
 def _user() -> str:
