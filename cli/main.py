@@ -36,6 +36,7 @@ class _Root(CommandsByName):
         "run": "cli.run:run",
         "status": "cli.status:status",
         "doctor": "cli.doctor:doctor",
+        "diag": "cli.diag.command:diag",
         "health": "cli.health:health",
         "plan": "cli.plan.command:plan",
         "coordinator": "cli.coordinator:app",

@@ -219,11 +219,12 @@ def _governor(overview: Overview) -> str:
     return f"{text}; its hours begin in {change}"
 
 
-def _as_json(overview: Overview, indent: int | None = None) -> str:
+def values_of(overview: Overview) -> dict[str, Any]:
+    """For scripts."""
     from agent.overview import awaited
     from agent.status import as_values
 
-    values = asdict(overview) | {
+    return asdict(overview) | {
         "status": None if overview.status is None else as_values(overview.status),
         "runs": overview.runs,
         "awaits": awaited(overview),
@@ -232,7 +233,10 @@ def _as_json(overview: Overview, indent: int | None = None) -> str:
             for each in overview.accounts
         ],
     }
-    return json.dumps(finite(values), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _as_json(overview: Overview, indent: int | None = None) -> str:
+    return json.dumps(finite(values_of(overview)), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def _ago(at: float) -> str:

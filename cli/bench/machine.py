@@ -21,7 +21,7 @@ def machine() -> dict[str, str | int | None]:
         "system": f"{platform.system()} {platform.machine()}",
         "dpagent": __version__,
         "python": platform.python_version(),
-        **{package: _version(package) for package in PACKAGES},
+        **{package: version_of(package) for package in PACKAGES},
     }
 
 
@@ -45,7 +45,8 @@ def _text(file: Path) -> str | None:
         return None
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Of an installed package; None if it is not there."""
     try:
         return version(package)
     except PackageNotFoundError:
