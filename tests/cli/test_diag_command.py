@@ -222,6 +222,26 @@ def test_it_goes_to_standard_output_and_takes_a_log_from_standard_input(board: P
     assert not Path("-").exists()
 
 
+def test_without_a_file_it_reads_the_journal_of_the_service(
+    board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for journalctl: no service of systemd's runs here."""
+    (tmp_path / "log").write_text(LOG)
+    program = tmp_path / "bin" / "journalctl"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ncat {tmp_path}/log\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    parts = pack(board, tmp_path / "pack")
+    assert len(parts["agent.log"].splitlines()) == 2
+    assert "--unit=dpagent-agent.service" in (tmp_path / "asked").read_text()
+    assert "--output=cat" in (tmp_path / "asked").read_text()
+    (tmp_path / "log").write_text("")
+    assert "`--log FILE`" in diag(board, tmp_path / "second").stdout
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "there is no journal" in diag(board, tmp_path / "third").stdout
+
+
 def test_a_log_that_is_not_there_is_named(board: Path, tmp_path: Path) -> None:
     result = diag(board, tmp_path / "pack.tar.gz", "--log", tmp_path / "none.log")
     assert result.returncode == ExitCode.STORAGE
