@@ -33,10 +33,12 @@ log = logging.getLogger(__name__)
 _NAME: Final = "status.json"
 _MEMORY_DIRECTORIES: Final = ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR")
 """Variables that name a directory in memory: systemd.exec(5), or the XDG Base Directory Specification."""
-_LEAST_S: Final = 1.0
-"""Between two writes to memory, and"""
-_LEAST_ON_DISK_S: Final = 30.0
-"""to the disk of the state directory: of less than 4 KiB each."""
+_PERIOD_S: Final = 1.0
+"""The file is written once in so long on average, in memory, and"""
+_PERIOD_ON_DISK_S: Final = 30.0
+"""on the disk of the state directory, of less than 4 KiB each; and"""
+_BURST: Final = 8
+"""so often at once, where little has changed before: a start, and a round, have several phases."""
 _MOST_BYTES: Final = 65_536
 _PROC: Final = Path("/proc")
 
@@ -177,23 +179,28 @@ class StatusFile:
         # Several agents of one user have one directory.
         own = hashlib.sha256(os.fsencode(real_path(state_dir))).hexdigest()[:16]
         self._file = self._link if memory is None else memory / f"dpagent-{own}.json"
-        self._least_s = _LEAST_ON_DISK_S if memory is None else _LEAST_S
+        self._period_s = _PERIOD_ON_DISK_S if memory is None else _PERIOD_S
+        self._allowance, self._allowed_at = float(_BURST), clock.monotonic()
         self._program = Program.this()
         self._said: Status | None = None
-        self._written_at = -float("inf")
         self._has_failed = False
 
     def note(self, status: Status, *, is_last: bool = False) -> None:
-        """Write a status that says something new, unless the last one was written just now.
+        """Write a status that says something new, unless too many were written of late.
 
         Args:
             status: without its time and program.
             is_last: whether it is written in any case.
         """
         says, now = status.says(), self._clock.monotonic()
-        if says == self._said or not (is_last or now >= self._written_at + self._least_s):
+        if says == self._said:
             return
-        self._said, self._written_at = says, now
+        earned = (now - self._allowed_at) / self._period_s
+        self._allowance, self._allowed_at = min(_BURST, self._allowance + earned), now
+        if self._allowance < 1 and not is_last:
+            return
+        self._allowance -= 1
+        self._said = says
         whole = replace(status, written_at=self._clock.unix(), program=self._program)
         try:
             self._point_there()
