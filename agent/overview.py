@@ -15,7 +15,7 @@ import os
 import sqlite3
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +29,7 @@ from agent.status import Doing, Link, Presence, RoundStatus, Status, presence_of
 from dpagent.errors import DpagentError, LedgerError, StorageError
 from dpagent.storage import disk_errors
 
+_LEFT_TO_DO: Final = (RoundState.OFFERED, RoundState.CHARGED, RoundState.SITTING_OUT)
 _TELLS_WHY: Final = (RoundState.DECLINED, RoundState.SITTING_OUT, RoundState.SAT_OUT)
 """What led to these was decided before a record was read."""
 
@@ -172,6 +173,7 @@ def overview_of(settings: AgentSettings, sensors: Sensors) -> Overview:
             known, receipted_at = _round(connection, announced), _receipted_at(connection)
     except DpagentError as error:
         problem = str(error)
+    status = _settled(status, known)
     governor = settings.governor
     seen_at = None if status is None else status.last_receipt_at
     presence = None if status is None else presence_of(status)
@@ -190,6 +192,15 @@ def overview_of(settings: AgentSettings, sensors: Sensors) -> Overview:
         str(settings.model_file),
         _written_at(settings.model_file),
     )  # fmt: skip
+
+
+def _settled(status: Status | None, known: KnownRound | None) -> Status | None:
+    """A status after which the round has gone on: the database is written first, and more often."""
+    if status is None or (announced := status.round) is None or announced.doing is Doing.FINISHED:
+        return status
+    if known is None or known.state in _LEFT_TO_DO:
+        return status
+    return replace(status, round=replace(announced, doing=Doing.SETTLED, until=None))
 
 
 def awaited(overview: Overview) -> str:

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 from brokers import Broker, wait_until
+from clocks import MovableClock
 from commands import Result, command_line, dpagent, dpagent_process
 from daemons import agent_thread, attentive_daemons
 from fleets import DIGITS, make_plan, run_agent, write_agent
 from ledgers import DATA, charge_for, fragments, open_state
 from observers import Announcer, in_an_hour
 
+from agent.status import Doing, Link, RoundStatus, Status, StatusFile
 from dpagent.errors import ExitCode
 from dpagent.protocol.fragments import receipt_digest
 from dpagent.protocol.messages import Receipts
@@ -223,6 +225,22 @@ def test_why_a_round_was_declined_is_said_and_why_one_is_noise_alone_is_not(tmp_
         state.spool_round(job, 2, fragments(1), 5.0, "record 17 is broken")
     assert "17 is" not in status(file).stdout + status(file, "--json").stdout
     assert says(file, "round", f"2 of job {job[:8]}: spooled")
+
+
+def test_a_status_that_lags_behind_the_database_contradicts_it_in_nothing(tmp_path: Path) -> None:
+    file = write_agent(tmp_path, None, KEY, budget={"epsilon": 50.0, "delta": 1e-3})
+    plan = make_plan()
+    trains = RoundStatus(plan.job.hex(), 1, 2, "dp-sgd", Doing.TRAIN, until=4e9, deadline=5e9)
+    says_so = Status(Link.CONNECTED, "mqtt://broker", "plan", trains)
+    StatusFile(tmp_path / "state", MovableClock(), {}).note(says_so)
+    with closing(open_state(tmp_path / "state")) as state:
+        state.offer(plan.job.hex(), 1, bytes(32), 3.0)
+        state.charge([charge_for(plan, DATA, state.ledger)], 4.0)
+        assert lines(file)["round"].endswith(": train, charged")
+        assert says(file, "awaits", "the end of the time that training has, in ")
+        state.spool_round(plan.job.hex(), 1, fragments(1), 5.0, None)
+        assert lines(file)["round"].endswith(": spooled")
+        assert lines(file)["awaits"] == "the times at which 3 of its fragments leave"
 
 
 def test_it_goes_on_until_it_is_interrupted_and_a_pipe_gets_a_line_a_change(
