@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,12 @@ from fleets import DIGITS, make_plan, run_agent, write_agent
 from ledgers import DATA, charge_for, fragments, open_state
 from observers import Announcer, in_an_hour
 
+from agent.overview import overview_of
+from agent.profile import open_profile
+from agent.sensors import Sensors
+from agent.settings import AgentSettings, load_agent_settings, on_board
 from agent.status import Doing, Link, RoundStatus, Status, StatusFile
+from cli.status import lines_of
 from dpagent.errors import ExitCode
 from dpagent.protocol.fragments import receipt_digest
 from dpagent.protocol.messages import Receipts
@@ -67,11 +73,22 @@ def values(file: Path) -> dict[str, Any]:
 
 def lines(file: Path) -> dict[str, str]:
     """The text of each line, by its name."""
-    return {line[:12].strip(): line[13:] for line in status(file).stdout.splitlines()}
+    return _by_name(status(file).stdout.splitlines())
 
 
 def says(file: Path, name: str, words: str) -> bool:
-    return words in lines(file).get(name, "")
+    """Whether a line has some words: asked often, so without reading the settings anew each time."""
+    return words in _by_name(lines_of(overview_of(_settings(file), Sensors()))).get(name, "")
+
+
+@cache
+def _settings(file: Path) -> AgentSettings:
+    settings = load_agent_settings(file)
+    return on_board(settings, open_profile(settings.profile).profile)
+
+
+def _by_name(shown: Iterable[str]) -> dict[str, str]:
+    return {line[:12].strip(): line[13:] for line in shown}
 
 
 def test_a_round_is_seen_from_its_plan_to_its_receipts(announcer: Announcer, board: Path, fleet: str) -> None:
