@@ -91,7 +91,7 @@ def examine(settings: AgentSettings, *, asks_broker: bool = True) -> Iterator[Fi
     yield from _engine(settings, loaded)
     yield from _ledger(settings)
     yield private(_data(settings))
-    yield _model(settings)
+    yield private(_model(settings))  # Whether it found room tells of the records beside it.
     if not asks_broker:
         yield skipped("broker", "not asked")
         return

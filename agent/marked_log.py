@@ -27,7 +27,6 @@ PUBLIC_LOGGERS: Final = frozenset(
         "agent.cycle",
         "agent.daemon",
         "agent.governor",
-        "agent.latest_model",
         "agent.sitting_out",
         "dpagent.transport.session",
     }

@@ -39,8 +39,8 @@ agent.log           the log
 Left out, whatever there was of it:
 - passwords, user names, arguments of commands, keys; files that settings name are not in here;
 - records, how many there are, and what doctor and the log say of them;
-- how much room there is on the disk, and how much memory, and what sensors read now (status and log say why
-  training was held back);
+- how much room there is on the disk, and whether a model found any; how much memory there is;
+- what sensors read now (status and log say why training was held back);
 - the energy of rounds, and which of them hold noise alone;
 - when the agent was started.
 
@@ -141,7 +141,8 @@ def _status(settings: AgentSettings) -> Part:
 
     overview = overview_of(settings, Sensors())
     values = values_of(overview)
-    del values["readings"]
+    for private in ("readings", "model_at"):  # Whether a model found room tells of the records beside it.
+        del values[private]
     if values["status"] is not None:
         for private in ("program", "written_at"):  # When the agent was started.
             del values["status"][private]

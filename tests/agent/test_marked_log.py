@@ -48,14 +48,6 @@ PUBLIC = {
         "training %s: %s": "sensors and the clock, and a command that looks at no record",
         "training goes on, after %s": "likewise",
     },
-    "agent.latest_model": {
-        "the model of the finished job is in %s": "configuration",
-        "the model of the finished job did not come whole; is it too large for the broker?": "the network",
-        "%s; correct agent.yaml, or ask the operator": "what is declared, and what the model says",
-        "model.command %s cannot be run: %s": "the owner's program",
-        "model.command %s ended with exit code %d": "the owner's program",
-        "model.command %s took more than %g s and was ended": "the owner's program",
-    },
     "agent.sitting_out": {
         "sitting out round %d of job %s: %s": "admission, which reads no record",
         "round %d of job %s is given up: %s": "likewise",
