@@ -171,7 +171,8 @@ def access() -> str:
     """Mosquitto's access rules: docs/protocol.md, Topics."""
     announced = ("plan", "model/+", "asset/+/+", "receipts")
     lines = ["user coordinator", f"topic read dpagent/v1/{FLEET}/fragments"]
-    lines += [f"topic write dpagent/v1/{FLEET}/{topic}" for topic in announced]
+    lines += [f"topic readwrite dpagent/v1/{FLEET}/plan"]
+    lines += [f"topic write dpagent/v1/{FLEET}/{topic}" for topic in announced[1:]]
     for name in AGENTS:
         lines += [f"user {name}", f"topic write dpagent/v1/{FLEET}/fragments"]
         lines += [f"topic read dpagent/v1/{FLEET}/{topic}" for topic in announced]
