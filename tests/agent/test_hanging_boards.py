@@ -87,7 +87,12 @@ def test_a_models_command_that_hangs_is_given_up(tmp_path: Path, caplog: pytest.
     latest = LatestModel(AgentSettings.model_validate(values), clock)
     with hanging(command):
         latest.take(AssetTerms(role="model", digest=content_digest(data), size=len(data)), data)
-        latest.tend()
+
+        def started() -> bool:
+            latest.tend()
+            return latest._running is not None
+
+        wait_until(started, "the command")
         clock.advance(61.0)
         latest.tend()
     assert "took more than 60 s and was ended" in caplog.text
