@@ -27,6 +27,7 @@ from dpagent.service_manager import ServiceManager
 from dpagent.storage import StateDirectory, disk_errors
 from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received
 from dpagent.transport.session import MqttSession, Subscription
+from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -223,5 +224,5 @@ class Coordinator:
             fragments = [each.payload for each in messages if each.topic == self._topics.fragments]
             self.running.cycle.take_fragments(fragments)
         elif messages:
-            log.debug("dropped %d messages: no job goes on", len(messages))
+            log.debug("dropped %s: no job goes on", counted(len(messages), "message"))
         self._session.acknowledge(messages)

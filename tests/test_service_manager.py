@@ -79,7 +79,7 @@ def test_a_coordinator_says_that_it_is_ready_and_which_round_is_open(
     load_signer(tmp_path / "fleet" / "keys", "watched-rounds")
     with listening(address) as listener, run_coordinator(file) as coordinator:
         wait_until(lambda: listener.hears("READY=1"), "a word that it is ready")
-        wait_until(lambda: listener.hears("STATUS=round 1 of 2 is open"), "the round")
+        wait_until(lambda: listener.hears("STATUS=job first: round 1 of 2 is open"), "the round")
         coordinator.stop()
 
 

@@ -16,6 +16,7 @@ import typer
 from cli.configurations import AgentConfig, configuration
 from cli.notation import printable
 from dpagent.errors import ConfigurationError, StorageError
+from dpagent.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,7 +67,10 @@ def diag(
         sys.stdout.flush()
     else:
         write_new(target, data)
-    for line in (f"{'The pack' if to_output else target} has {len(data):,} bytes:", *_summary(parts)):
+    for line in (
+        f"{'The pack' if to_output else target} has {counted(len(data), 'byte')}:",
+        *_summary(parts),
+    ):
         typer.echo(line, err=to_output)
 
 
