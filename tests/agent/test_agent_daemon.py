@@ -3,120 +3,34 @@ process of its own where that is what is tested."""
 
 from __future__ import annotations
 
-import itertools
-import json
 import resource
-import sqlite3
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from brokers import Broker, wait_until
 from clocks import MovableClock
-from daemons import agent_thread, attentive_daemons, calm_settings
-from fleets import DIGITS, agent_values, make_plan, run_agent, write_agent
+from daemons import agent_thread
+from fleets import run_agent, write_agent
 from ledgers import charge_and_spool, charge_for, open_state
-from observers import Announcer, in_an_hour
+from lone_agents import BLOCKS, DECLINED, OPENER_SECRET, charges, counter, ids, plan_for, rows, state_of
+from observers import Announcer
 
 from agent.audit import verify
 from agent.charges import Budget, digest_of
-from agent.daemon import Agent
 from agent.settings import load_agent_settings
 from agent.spool import SpooledFragment
-from dpagent.errors import BrokerError, ConfigurationError, DataError, ExitCode, LedgerError
+from dpagent.errors import ExitCode
 from dpagent.learning.data.formats.npz import open_npz
-from dpagent.protocol.codec import decode, encode
+from dpagent.protocol.codec import decode
 from dpagent.protocol.fragments import (
-    block_count,
-    chunked,
-    content_digest,
     read_block,
     receipt_digest,
 )
-from dpagent.protocol.messages import Fragment, Plan, Receipts
-from dpagent.protocol.sealing import Opener, new_sealing_secret
+from dpagent.protocol.messages import Fragment, Receipts
+from dpagent.protocol.sealing import Opener
 from dpagent.protocol.signing import Signer, new_signing_secret
-from dpagent.protocol.weights import weights_to_bytes
 
-WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0), "float32")
-OPENER_SECRET = new_sealing_secret()
-_numbers = itertools.count()
-DECLINED = "SELECT job, round, reason, changed_at FROM rounds WHERE state = 'declined'"
-
-
-@pytest.fixture(autouse=True)
-def _attentive() -> Iterator[None]:
-    with attentive_daemons():
-        yield
-
-
-@pytest.fixture
-def fleet() -> str:
-    return f"agents-{next(_numbers)}"
-
-
-@pytest.fixture
-def announcer(mosquitto: Broker, fleet: str) -> Iterator[Announcer]:
-    with Announcer(mosquitto, fleet) as announcer:
-        announcer.announce_model(WEIGHTS)
-        yield announcer
-
-
-@pytest.fixture
-def file(tmp_path: Path, mosquitto: Broker, announcer: Announcer, fleet: str) -> Path:
-    """An ``agent.yaml`` with a budget for many jobs."""
-    return write_agent(
-        tmp_path / "device", mosquitto, announcer.signer.public_key, fleet=fleet,
-        budget={"epsilon": 100.0, "delta": 1e-2},
-    )  # fmt: skip
-
-
-def plan_for(fleet: str, **changes: Any) -> Plan:
-    opener = Opener(OPENER_SECRET, fleet)
-    values: dict[str, Any] = {
-        "fleet": fleet, "sealing_key": opener.public_key, "deadline": in_an_hour(),
-        "compute_slot_s": 30.0, "jitter_window_s": 60.0,
-    }  # fmt: skip
-    return make_plan(**(values | changes))
-
-
-BLOCKS = block_count(DIGITS.parameter_count, 1_000)
-
-
-def state_of(file: Path) -> Path:
-    return file.parent / "state"
-
-
-def rows(file: Path, query: str) -> list[tuple[Any, ...]]:
-    database = state_of(file) / "ledger.db"
-    if not database.exists():
-        return []
-    connection = sqlite3.connect(database, timeout=10)
-    try:
-        return connection.execute(query).fetchall()
-    except sqlite3.OperationalError:
-        return []  # not yet created
-    finally:
-        connection.close()
-
-
-def charges(file: Path) -> list[tuple[str, int]]:
-    found = rows(file, "SELECT body FROM entries WHERE kind = 'charge' ORDER BY number")
-    return [(body["job"], body["round"]) for (text,) in found for body in [json.loads(text)]]
-
-
-def ids(announcer: Announcer, fleet: str) -> set[bytes]:
-    """Of the fragments that have come, which only the coordinator can read."""
-    opener = Opener(OPENER_SECRET, fleet)
-    return {opener.open(message, b"j" * 16).id for message in announcer.fragments}
-
-
-def counter(file: Path, name: str) -> int:
-    found = rows(file, f"SELECT value FROM counters WHERE name = '{name}'")
-    return found[0][0] if found else 0
+pytestmark = pytest.mark.usefixtures("attentive")
 
 
 def test_a_plan_is_answered_by_fragments_until_receipts_come(
@@ -182,47 +96,6 @@ def test_what_leaves_the_board_has_one_length_and_no_name(
     assert {message.topic for message in announcer.seen} - own == {announcer.topics.fragments}
 
 
-def test_plans_that_are_not_the_coordinators_are_ignored(
-    announcer: Announcer, file: Path, fleet: str
-) -> None:
-    other = Signer(new_signing_secret(), fleet)
-    with agent_thread(file) as agent:
-        announcer.announce(plan_for(fleet), other)
-        agent.clock.advance_until(lambda: counter(file, "rejected") == 1, "the first rejection")
-        wrong = [
-            b"", b"garbage", other.sign(plan_for(fleet), "plan"),
-            announcer.signer.sign(plan_for(fleet), "receipts"),
-            announcer.signer.sign(plan_for("another"), "plan"),
-        ]  # fmt: skip
-        for message in wrong:
-            announcer.publish(announcer.topics.plan, message)
-        announcer.publish(announcer.topics.model_chunk(0), b"garbage")
-        announcer.publish(announcer.topics.receipts, b"garbage")
-        # An empty payload with the retain flag only clears the topic, and arrives as well.
-        agent.clock.advance_until(lambda: counter(file, "rejected") == 8, "all rejections")
-        assert charges(file) == []
-        assert announcer.fragments == []
-        announcer.announce(plan_for(fleet, deadline=in_an_hour()))
-        wait_until(lambda: charges(file), "the charge for the true plan")
-        assert agent.is_running
-
-
-def test_a_flood_of_rubbish_is_counted_and_does_not_fill_the_log(
-    announcer: Announcer, file: Path, fleet: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with agent_thread(file) as agent:
-        announcer.announce(plan_for(fleet, deadline=1_000.0))
-        wait_until(
-            lambda: rows(file, DECLINED),
-            "the agent to listen",
-        )
-        for _ in range(50):
-            announcer.publish(announcer.topics.plan, b"rubbish")
-        announcer.publish(announcer.topics.receipts, b"rubbish")
-        agent.clock.advance_until(lambda: counter(file, "rejected") == 51, "the rejections")
-    assert caplog.text.count("rejected a message") == 1
-
-
 def test_a_budget_that_is_too_small_is_kept_and_the_reason_noted(
     announcer: Announcer, tmp_path: Path, mosquitto: Broker, fleet: str
 ) -> None:
@@ -259,84 +132,6 @@ def test_a_round_that_was_declined_is_decided_again_when_it_is_announced_again(
         wait_until(lambda: charges(file), "the charge")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"mechanism": {"noise_multipliers": [10_000.0] * 3}}, {"mechanism": {"noise_multipliers": [1e300] * 3}},
-     {"mechanism": {"name": "unheard-of"}}, {"model": {"description": b"resnet"}},
-     {"deadline": 1_000.0}, {"sealing_key": bytes(32)}],
-    ids=lambda changes: next(iter(changes)) + str(next(iter(changes.values()))),
-)  # fmt: skip
-def test_no_plan_that_is_signed_can_end_the_agent(
-    announcer: Announcer, file: Path, fleet: str, changes: dict[str, Any]
-) -> None:
-    with agent_thread(file) as agent:
-        announcer.announce(plan_for(fleet, **changes))
-        wait_until(
-            lambda: not agent.is_running or rows(file, DECLINED),
-            "a decision",
-        )
-        assert agent.is_running
-        assert charges(file) == []
-
-
-def test_undefined_weights_do_not_end_the_agent(announcer: Announcer, file: Path, fleet: str) -> None:
-    weights = weights_to_bytes(np.full(DIGITS.parameter_count, np.nan, np.float32), "float32")
-    plan = plan_for(
-        fleet, model={"digest": content_digest(weights)}, cap={"kind": "clamp", "where": "device"}
-    )
-    with agent_thread(file) as agent:
-        announcer.announce_model(weights)
-        announcer.announce(plan)
-        wait_until(
-            lambda: not agent.is_running or rows(file, DECLINED),
-            "a decision",
-        )
-        assert agent.is_running
-        assert charges(file) == []
-
-
-def test_a_lying_chunk_does_not_keep_the_agent_out_of_the_round(
-    announcer: Announcer, file: Path, fleet: str
-) -> None:
-    """Anyone in the fleet may publish; the retained chunks are the truth and can be had again."""
-    with agent_thread(file):
-        (chunk,) = chunked(WEIGHTS)
-        announcer.announce(plan_for(fleet, round=2, deadline=1_000.0))
-        wait_until(
-            lambda: rows(file, DECLINED),
-            "the agent to have the model",
-        )
-        lie = replace(chunk, data=bytes(len(chunk.data)))
-        announcer.publish(announcer.topics.model_chunk(0), encode(lie))
-        announcer.announce(plan_for(fleet, round=2))
-        wait_until(lambda: charges(file), "the charge")
-
-
-def test_a_model_that_did_not_come_whole_is_asked_for_again(
-    announcer: Announcer, file: Path, fleet: str
-) -> None:
-    (chunk,) = chunked(WEIGHTS)
-    damaged = replace(chunk, data=bytes(len(chunk.data)))
-
-    def takes(plan: Plan) -> None:
-        """The traffic is counted when a new plan is taken, and else only when messages are rejected."""
-        before = counter(file, "bytes_down")
-        announcer.announce(plan)
-        wait_until(lambda: counter(file, "bytes_down") > before, "the plan to be taken")
-
-    with agent_thread(file) as agent:
-        # The end of another job and model: retained, so that it arrives whenever the agent subscribes.
-        takes(plan_for(fleet, job=b"k" * 16, state="finished", model={"digest": bytes(32)}))
-        announcer.publish(announcer.topics.model_chunk(0), announcer.signer.sign(damaged, "model"))
-        takes(plan_for(fleet))
-        announcer.publish(announcer.topics.plan, b"rubbish")
-        agent.clock.advance(5.0)
-        wait_until(lambda: counter(file, "rejected") == 1, "a turn of the loop after the plan")
-        assert charges(file) == []
-        agent.clock.advance(5.0)
-        wait_until(lambda: charges(file), "the charge")
-
-
 def test_a_round_is_charged_once_though_it_is_announced_again_and_again(
     announcer: Announcer, file: Path, fleet: str
 ) -> None:
@@ -356,15 +151,6 @@ def test_a_round_is_charged_once_though_it_is_announced_again_and_again(
     states = dict(rows(file, "SELECT round, group_concat(DISTINCT state) FROM fragments GROUP BY round"))
     assert states[1] == states[2] == "expired"
     assert verify(state_of(file)).charges == 3
-
-
-def test_an_older_round_is_a_replay(announcer: Announcer, file: Path, fleet: str) -> None:
-    with agent_thread(file) as agent:
-        announcer.announce(plan_for(fleet, round=2))
-        wait_until(lambda: charges(file), "the second round")
-        announcer.announce(plan_for(fleet, round=1))
-        agent.clock.advance_until(lambda: counter(file, "rejected") == 1, "the rejection")
-    assert charges(file) == [((b"j" * 16).hex(), 2)]
 
 
 def test_a_killed_agent_resends_what_it_had_charged(announcer: Announcer, file: Path, fleet: str) -> None:
@@ -455,55 +241,3 @@ def test_the_end_of_a_job_ends_the_resending(announcer: Announcer, file: Path, f
             lambda: rows(file, "SELECT DISTINCT state FROM fragments") == [("expired",)], "the spool's end"
         )
         assert agent.is_running
-
-
-# --- starting -----------------------------------------------------------------------------------
-
-
-def test_a_second_agent_on_the_same_state_is_refused(file: Path) -> None:
-    state = open_state(state_of(file))
-    with run_agent(file) as second:
-        assert second.wait() == ExitCode.STATE_IN_USE
-        assert "in use by process" in second.said()
-    state.close()
-
-
-def test_a_wrong_password_ends_the_agent_with_a_sentence(
-    announcer: Announcer, tmp_path: Path, mosquitto: Broker
-) -> None:
-    (tmp_path / "password").write_text("wrong\n")
-    file = write_agent(
-        tmp_path / "device", mosquitto, announcer.signer.public_key,
-        mqtt={"password_file": str(tmp_path / "password")},
-    )  # fmt: skip
-    with agent_thread(file) as agent:
-        error = agent.failure()
-    assert isinstance(error, BrokerError)
-    assert error.exit_code == ExitCode.BROKER
-
-
-def test_a_damaged_ledger_keeps_the_agent_from_starting(announcer: Announcer, file: Path) -> None:
-    (state_of(file) / "ledger.db").write_bytes(b"not a database" * 1_000)
-    with pytest.raises(LedgerError, match=r"ledger\.db"):
-        Agent(calm_settings(file))
-
-
-def test_missing_data_and_a_missing_password_leave_the_state_free(
-    tmp_path: Path, announcer: Announcer
-) -> None:
-    settings = calm_settings(write_agent(tmp_path, None, announcer.signer.public_key))
-    wrong = settings.model_copy(
-        update={"data": settings.data.model_copy(update={"path": tmp_path / "no.npz"})}
-    )
-    with pytest.raises(DataError):
-        Agent(wrong)
-    missing = settings.mqtt.model_copy(update={"username": "u", "password_file": tmp_path / "none"})
-    with pytest.raises(ConfigurationError) as caught:
-        Agent(settings.model_copy(update={"mqtt": missing}))
-    assert "password_file" in str(caught.value)
-    # The error is still in hand, as it is for a caller who shows it and tries again.
-    open_state(settings.state_dir, Budget(4.0, 1e-4)).close()
-
-
-def test_values_of_the_files_are_those_the_agent_takes() -> None:
-    assert agent_values(None, "key")["budget"] == {"epsilon": 4.0, "delta": 1e-4}

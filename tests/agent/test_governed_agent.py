@@ -8,23 +8,20 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from boards import BoardTree
 from brokers import Broker, wait_until
 from children import Child
-from fleets import make_plan, write_agent
-from observers import Announcer, in_an_hour
-from test_agent_daemon import BLOCKS, OPENER_SECRET, WEIGHTS, charges, ids, rows, state_of
+from fleets import write_agent
+from lone_agents import BLOCKS, charges, ids, plan_for, rows, state_of
+from observers import Announcer
 from test_brake import members, states, ticks
 
 from agent.audit import verify
 from dpagent.errors import ExitCode
 from dpagent.protocol.messages import Plan
-from dpagent.protocol.sealing import Opener
 
 COOL, HOT = 40.0, 90.0
 MOST = 2_500
@@ -65,18 +62,6 @@ def _read(place: Path) -> bytes:
 
 
 @pytest.fixture
-def fleet() -> str:
-    return f"governed-{next(_numbers)}"
-
-
-@pytest.fixture
-def announcer(mosquitto: Broker, fleet: str) -> Iterator[Announcer]:
-    with Announcer(mosquitto, fleet) as announcer:
-        announcer.announce_model(WEIGHTS)
-        yield announcer
-
-
-@pytest.fixture
 def tree(tmp_path: Path) -> BoardTree:
     return BoardTree(tmp_path / "board")
 
@@ -90,13 +75,9 @@ def file(tmp_path: Path, mosquitto: Broker, announcer: Announcer, fleet: str) ->
     )  # fmt: skip
 
 
-def long_plan(fleet: str, **changes: Any) -> Plan:
+def long_plan(fleet: str) -> Plan:
     """A plan that trains for some seconds, since lots are filled up to the largest of ``MOST`` records."""
-    values: dict[str, Any] = {
-        "fleet": fleet, "sealing_key": Opener(OPENER_SECRET, fleet).public_key, "deadline": in_an_hour(),
-        "sampling": {"local_steps": 64},
-    }  # fmt: skip
-    return make_plan(**(values | changes))
+    return plan_for(fleet, sampling={"local_steps": 64}, compute_slot_s=0.5, jitter_window_s=0.5)
 
 
 def until_it_trains(agent: Governed, file: Path) -> int:
