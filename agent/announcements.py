@@ -305,6 +305,8 @@ class Announcements:
             return None
         assets: dict[str, bytes] = {}
         for asset in plan.assets:
+            if asset.role == "export":
+                continue  # No round waits for it.
             if asset.role != "training-graph" or self._takes_graphs:
                 data = self._assembler.get(asset.digest, asset.size)
                 if data is None:
@@ -316,6 +318,15 @@ class Announcements:
         """The model that came of a job, or None while a part of it is missing."""
         asset = plan.finished_model
         return None if asset is None else self._assembler.get(asset.digest, asset.size)
+
+    def current_model(self, plan: Plan) -> tuple[bytes, bytes] | None:
+        """The file that the weights of a round's plan are filled into, and the weights; or None while a part
+        of them is missing."""
+        if plan.export is None:
+            return None
+        export = self._assembler.get(plan.export.digest, plan.export.size)
+        weights = self._assembler.get(plan.model.digest, plan.model.size)
+        return None if export is None or weights is None else (export, weights)
 
     def wait_for_model(self, announced: Announced) -> bool:
         """Chunks are still arriving, or one was lost: then, after a while, request all, which the broker has.

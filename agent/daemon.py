@@ -17,7 +17,7 @@ from agent.cycle import Cycle
 from agent.database import ledger_errors
 from agent.energy import EnergyMeter
 from agent.governor import Governor, require_public_room
-from agent.latest_model import LatestModel
+from agent.latest_model import LatestModel, current_asset
 from agent.limits import shown
 from agent.marked_log import PRIVATE
 from agent.profile import check_board, open_profile
@@ -242,18 +242,28 @@ class Agent:
                     pass  # A PUBACK does not confirm delivery; only a receipt does.
 
     def _take_model(self) -> None:
-        """Keep the model of a job that is finished, once it is here."""
-        self._latest_model.tend()
-        current = self._announcements.current
-        if current is None or (asset := current.plan.finished_model) is None:
+        """Keep the model of a job that is finished, once it is here; where the owner wants it, of a round."""
+        latest, announcements = self._latest_model, self._announcements
+        latest.tend()
+        if (current := announcements.current) is None:
             return
-        if not self._latest_model.wants(asset) or self._announcements.too_large(current.plan):
+        plan = current.plan
+        is_finished = plan.finished_model is not None
+        if plan.finished_model is not None:
+            asset = plan.finished_model
+        elif plan.export is not None and latest.keeps_current:
+            asset = current_asset(plan)
+        else:
+            latest.note_absent(plan)
             return
-        data = self._announcements.finished_model(current.plan)
-        if data is not None:
-            self._latest_model.take(asset, data)
-        elif self._announcements.wait_for_model(current):
-            self._latest_model.note_request(asset)
+        if not latest.wants(asset, is_finished=is_finished) or announcements.too_large(plan):
+            return
+        if (data := announcements.finished_model(plan)) is not None:
+            latest.take(asset, data)
+        elif (parts := announcements.current_model(plan)) is not None:
+            latest.take_current(plan, *parts)
+        elif announcements.wait_for_model(current):
+            latest.note_request(asset, is_finished=is_finished)
 
     def _status(self) -> Status:
         """What the agent does, for its owner."""

@@ -1,8 +1,8 @@
-"""The model of the last finished job, as a file for the board's own programs.
+"""The fleet's latest model, as a file for the board's own programs: of a finished job, or of a round.
 
 It is public: the coordinator sends it to every device, whether that took part or not. Nothing that fails here
 has any effect on a round: it is logged, and tried again at the next start. A coordinator that announces one
-model after the other wears the disk by one in ten minutes.
+model after the other wears the disk by one of a kind in ten minutes.
 
 **Whether the file could be written is private.** How full the disk is follows from the records that lie on
 it, and a coordinator chooses how large a model is. So which chunks are asked for, and when, follows from what
@@ -19,6 +19,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
+from agent.current_model import current_model, weights_digest_of
 from agent.data_settings import DataSettings
 from agent.owners_command import OwnersCommand
 from agent.settings import AgentSettings
@@ -27,8 +28,8 @@ from dpagent.errors import DpagentError, StorageError
 from dpagent.learning.data.input_form import METADATA_KEY, InputForm
 from dpagent.learning.inference.model_bytes import metadata_of
 from dpagent.protocol.fragments import content_digest
-from dpagent.protocol.messages import AssetTerms
-from dpagent.storage import SPACE_LEFT, disk_errors, write_atomically
+from dpagent.protocol.messages import AssetTerms, Plan
+from dpagent.storage import SPACE_LEFT, disk_errors, real_path, replace_durably, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class LatestModel:
 
     def __init__(self, settings: AgentSettings, clock: Clock) -> None:
         self.file, self._command, self._clock = settings.model_file, settings.model.command, clock
-        self._data = settings.data
+        self._data, self.keeps_current = settings.data, settings.model.keep == "current"
         self._settled: bytes | None = None
         """The digest of the last model that was taken or given up: it is not asked for again until the next
         start. Public: not whether it could be written."""
@@ -58,20 +59,24 @@ class LatestModel:
         self._next: tuple[AssetTerms, bytes] | None = None
         """What is written after that."""
         self._requests = 0
-        self._not_before = -math.inf
+        self._not_before = {True: -math.inf, False: -math.inf}
+        """When a model is taken again, of a finished job or of a round (monotonic)."""
+        self._without: bytes | None = None
+        """The last job whose coordinator was found not to send what :attr:`keeps_current` needs."""
         self._running: OwnersCommand | None = None
         self._ends_at = 0.0
 
-    def wants(self, asset: AssetTerms) -> bool:
+    def wants(self, asset: AssetTerms, *, is_finished: bool = True) -> bool:
         """Whether this is another model than the last one, and it is time for one. Public: it follows from
         what was announced and what came since the start, and not from the file, nor from the disk."""
-        return asset.digest != self._settled and self._clock.monotonic() >= self._not_before
+        is_time = self._clock.monotonic() >= self._not_before[is_finished]
+        return is_time and asset.digest != self._settled
 
-    def note_request(self, asset: AssetTerms) -> None:
+    def note_request(self, asset: AssetTerms, *, is_finished: bool = True) -> None:
         """Missing chunks were asked for once more: give a model up that does not come."""
         self._requests += 1
         if self._requests >= _REQUESTS:
-            self._settle(asset)
+            self._settle(asset, is_finished=is_finished)
             log.warning("the model of the finished job did not come whole; is it too large for the broker?")
 
     def take(self, asset: AssetTerms, data: bytes) -> None:
@@ -81,13 +86,39 @@ class LatestModel:
             asset: what a signed plan says of the model.
             data: the model, of that digest.
         """
-        self._settle(asset)
+        self._settle(asset, is_finished=True)
         self._next = asset, data
         self.tend()
 
-    def _settle(self, asset: AssetTerms) -> None:
+    def take_current(self, plan: Plan, export: bytes, weights: bytes) -> None:
+        """As :meth:`take`, of the model of a round.
+
+        Args:
+            plan: of the round, signed.
+            export, weights: what it names, of its digests.
+        """
+        asset = current_asset(plan)
+        self._settle(asset, is_finished=False)
+        try:
+            data = current_model(plan, export, weights)
+        except Exception as error:  # noqa: BLE001 - no plan ends the agent
+            log.error("the model of round %d cannot be kept: %s", plan.round, error)
+            return
+        self._next = asset, data
+        self.tend()
+
+    def note_absent(self, plan: Plan) -> None:
+        """A round's plan has no file to fill its weights into: say so once a job, after its first steps."""
+        if self.keeps_current and plan.state == "open" and plan.round > 2 and self._without != plan.job:
+            self._without = plan.job
+            log.warning(
+                "model.keep is current, and the coordinator sends no file for it: its operator may set"
+                " current_models in fleet.yaml for the next job. The finished model is kept"
+            )
+
+    def _settle(self, asset: AssetTerms, *, is_finished: bool) -> None:
         self._settled, self._requests = asset.digest, 0
-        self._not_before = self._clock.monotonic() + _LEAST_S
+        self._not_before[is_finished] = self._clock.monotonic() + _LEAST_S
 
     def _take_written(self) -> None:
         """See whether the file is written, and begin with the next one."""
@@ -159,7 +190,7 @@ class _Writing(threading.Thread):
 
     def run(self) -> None:
         """As of :class:`threading.Thread`."""
-        if _digest_of(self._file) == self._asset.digest:
+        if self._asset.digest in _known_in(self._file):
             return
         try:
             self._write()
@@ -180,10 +211,33 @@ class _Writing(threading.Thread):
                     f"{file.parent} has no room for {2 * len(data) >> 20} MiB besides what the ledger "
                     "needs. Free some space, and start the agent again."
                 )
-            before = file.read_bytes() if file.is_file() else None
-        if before is not None:
-            write_atomically(previous_of(file), before)
+            _keep_previous(file)
         write_atomically(file, data)
+
+
+def current_asset(plan: Plan) -> AssetTerms:
+    """What names the model of a round: its weights."""
+    return AssetTerms(role="export", digest=plan.model.digest, size=plan.model.size)
+
+
+def _keep_previous(file: Path) -> None:
+    """Give the file its other name, too: a second copy would wear the disk as much as the new model does.
+
+    Raises:
+        OSError, StorageError: It cannot be kept.
+    """
+    if not file.is_file():
+        return
+    previous = real_path(previous_of(file))
+    link = previous.with_name(f".{previous.name}.new")
+    link.unlink(missing_ok=True)
+    try:
+        os.link(real_path(file), link)
+    except OSError:  # Of a file system without links, or of two.
+        write_atomically(previous, file.read_bytes())
+        return
+    replace_durably(previous, link)
+    link.unlink(missing_ok=True)  # It stays where both names are one file already.
 
 
 def previous_of(file: Path) -> Path:
@@ -223,8 +277,10 @@ def _short(value: object) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
-def _digest_of(file: Path) -> bytes | None:
+def _known_in(file: Path) -> tuple[bytes | None, ...]:
+    """What may name the model in a file: SHA-256 of it, or of the weights that were filled in."""
     try:
-        return content_digest(file.read_bytes()) if file.is_file() else None
+        data = file.read_bytes() if file.is_file() else None
     except OSError:
-        return None
+        data = None
+    return () if data is None else (content_digest(data), weights_digest_of(data))

@@ -60,12 +60,14 @@ class LedgerSettings(Settings):
 
 
 class ModelFileSettings(Settings):
-    """Where a finished model goes, for the board's own use."""
+    """Which models of the fleet this board keeps for its own use, and where."""
 
+    keep: Literal["finished", "current"] = "finished"
+    """``finished``: the model of a finished job. ``current``: while a job goes on, also the model of its
+    round, at most one in ten minutes, if the coordinator's fleet.yaml sets ``current_models``."""
     file: FilePath | None = None
-    """File that the model of a finished job is written to (ONNX), replaced in one step; relative to this
-    file. The one before stays beside it, with ``.previous`` in its name. Default: ``model.onnx`` in
-    ``state_dir``."""
+    """File that the model is written to (ONNX), replaced in one step; relative to this file. The
+    one before stays beside it, with ``.previous`` in its name. Default: ``model.onnx`` in ``state_dir``."""
     command: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Program and arguments to run when the file has changed, with its path as the last argument; it has 60
     seconds. Nothing is run by default."""
@@ -128,7 +130,7 @@ class AgentSettings(Settings):
 
     @property
     def model_file(self) -> Path:
-        """Where the model of the last finished job is."""
+        """Where the latest model is, as ``model.keep`` has it."""
         return self.model.file or self.state_dir / "model.onnx"
 
     @property

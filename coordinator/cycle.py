@@ -165,6 +165,8 @@ class Cycle:
         number = self._store.closed_rounds() + 1 if current is None else current.number
         opened_at = now if current is None else current.opened_at
         current = OpenRound(number, opened_at, now + self._deadline_s)
+        if self._models.add_export(self._job, number):
+            self._announcer.assets_changed()
         try:
             task = self._task_of(current)
         except CapNotMetError as error:

@@ -111,6 +111,28 @@ class ModelFiles:
             return {}
         return {"model": data}
 
+    def add_export(self, job: Job, number: int) -> bool:
+        """Add the model's file without its weights to the assets, if devices are to have it and it is not
+        there yet. Before the model has made its first step there is nothing to keep.
+
+        Args:
+            job: as it began.
+            number: of the round that opens.
+
+        Returns:
+            Whether it was added.
+        """
+        if not self._settings.current_models or "export" in self.assets or number <= self.first_round:
+            return False
+        metadata = self._metadata(job)
+        nothing = np.zeros(self._spec.parameter_count, np.float32)
+        data = export_onnx(self._spec, nothing, metadata=metadata, assets=self._front_end_assets)
+        if len(data) > MAX_WHOLE_BYTES:
+            log.warning("the model has %d MiB: too many for devices to keep each round's", len(data) >> 20)
+            return False
+        self.assets["export"] = data
+        return True
+
     def of_round(self, number: int) -> Path:
         """Path of the model after a round."""
         return self._directory / "models" / f"round-{number:04d}.onnx"
@@ -134,7 +156,7 @@ class ModelFiles:
         """
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        metadata = self._metadata(job, number, spent)
+        metadata = self._metadata(job) | _spent_by(number, spent)
         model = export_onnx(self._spec, weights, metadata=metadata, assets=self._front_end_assets)
         write_atomically(path, model)
 
@@ -155,9 +177,10 @@ class ModelFiles:
 
     @property
     def _front_end_assets(self) -> dict[str, bytes]:
-        return {role: data for role, data in self.assets.items() if role != "training-graph"}
+        return {role: self.assets[role] for role in self.assets.keys() - {"training-graph", "export"}}
 
-    def _metadata(self, job: Job, number: int, spent: Sequence[BudgetStatement]) -> dict[str, str]:
+    def _metadata(self, job: Job) -> dict[str, str]:
+        """What the users of any round's model need."""
         privacy = self._settings.privacy
         statement = job.noise.mechanism.job_statement(privacy.epsilon, privacy.delta)
         metadata = {
@@ -165,22 +188,29 @@ class ModelFiles:
             "dpagent.job_name": self._directory.name,
             "dpagent.model": self._spec.name,
             ARCHITECTURE_KEY: json.dumps(self._spec.describe()),
-            "dpagent.round": str(number),
             "dpagent.privacy": statement.sentence(),
             "dpagent.privacy_statement": json.dumps(statement.as_dict(), ensure_ascii=False),
-            "dpagent.spent": json.dumps([column.as_dict() for column in spent], ensure_ascii=False),
             "dpagent.preprocessing": (
                 "input: float32, channels last; images in [0, 1] (uint8 divided by 255). "
                 "Offset and scale are part of the graph."
             ),
         }
-        if spent[0].is_guarantee:
-            metadata["dpagent.epsilon_spent"] = repr(spent[0].epsilon)
         if self._class_names:
             metadata["dpagent.classes"] = json.dumps(list(self._class_names), ensure_ascii=False)
         if self._inputs is not None:
             metadata[METADATA_KEY] = self._inputs.text()
         return metadata
+
+
+def _spent_by(number: int, spent: Sequence[BudgetStatement]) -> dict[str, str]:
+    """What the model after a round has cost, the job's own guarantee first."""
+    metadata = {
+        "dpagent.round": str(number),
+        "dpagent.spent": json.dumps([column.as_dict() for column in spent], ensure_ascii=False),
+    }
+    if spent[0].is_guarantee:
+        metadata["dpagent.epsilon_spent"] = repr(spent[0].epsilon)
+    return metadata
 
 
 def _inputs_of(settings: FleetSettings, spec: ModelSpec, test_inputs: InputForm | None) -> InputForm | None:

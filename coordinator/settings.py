@@ -173,6 +173,9 @@ class JobSettings(Settings):
     test_data: TestDataSettings | None = None
     keep_models: Literal["all", "last"] = "all"
     """Keep each round's model, in ``jobs/NAME/models`` of the state directory, or only the last one."""
+    current_models: bool = False
+    """Whether devices can keep the model of each round as a file (``model.keep: current`` in agent.yaml), and
+    not only the finished one: each is sent the file without its weights, once a connection."""
 
     @model_validator(mode="after")
     def _cap_goes_with_the_method(self) -> JobSettings:
@@ -314,6 +317,7 @@ class FleetSettings(JobSettings, CoordinatorSettings):
                 "cap",
                 "optimiser",
                 "fragments_per_update",
+                "current_models",
             },
         )
         # A model file can change without a change of its path, and the reverse.

@@ -65,7 +65,7 @@ class ModelTerms(Message):
 class AssetTerms(Message):
     """A large input of the round besides the weights; at the end of a job, what came of it."""
 
-    role: Literal["training-graph", "frozen-network", "projection", "model"]
+    role: Literal["training-graph", "frozen-network", "projection", "export", "model"]
     digest: Annotated[bytes, Field(min_length=32, max_length=32)]
     size: Annotated[int, Field(ge=1, le=MAX_WHOLE_BYTES)]
     """In bytes."""
@@ -90,7 +90,7 @@ class Plan(Message):
     method: Name
     """How the fleet trains; see ``dpagent.privacy.methods``."""
     model: ModelTerms
-    assets: Annotated[list[AssetTerms], Field(max_length=3)]
+    assets: Annotated[list[AssetTerms], Field(max_length=4)]
     release: ReleaseTerms
     """What a device makes of its records and sends."""
     delta: Annotated[float, Field(gt=0, lt=1)]
@@ -134,6 +134,11 @@ class Plan(Message):
     def finished_model(self) -> AssetTerms | None:
         """The model that came of a job, as an ONNX file, in the plan that ends it."""
         return next((asset for asset in self.assets if asset.role == "model"), None)
+
+    @property
+    def export(self) -> AssetTerms | None:
+        """The model's file for users, as an ONNX file with other weights; no round needs it."""
+        return next((asset for asset in self.assets if asset.role == "export"), None)
 
     @model_validator(mode="after")
     def _round_is_scheduled(self) -> Plan:

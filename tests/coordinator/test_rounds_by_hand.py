@@ -15,6 +15,7 @@ from daemons import running_job
 from fleets import DIGITS, write_fleet
 from numpy.typing import NDArray
 
+from agent.current_model import current_model
 from coordinator import planning
 from coordinator.daemon import _BATCH, Coordinator
 from coordinator.reader import StoreReader
@@ -25,10 +26,13 @@ from dpagent.errors import ConfigurationError, PlanError
 from dpagent.faults import FaultPoint
 from dpagent.learning.data.input_form import InputForm
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.learning.inference.model_bytes import weights_of
 from dpagent.learning.inference.prediction.exported_model import ExportedModel
 from dpagent.learning.inference.prediction.reader import InputReader
+from dpagent.protocol.fragments import content_digest
 from dpagent.protocol.messages import MAX_WHOLE_BYTES
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.weights import weights_to_bytes
 from dpagent.transport.events import Event, Received
 
 Begin = Callable[[FleetSettings], Coordinator]
@@ -375,3 +379,40 @@ def test_no_message_is_dropped_between_two_batches(
     reader = StoreReader(tmp_path / "state")
     assert reader.counters() == {"rejected: unsupported version": number}
     reader.close()
+
+
+@pytest.mark.parametrize("has_projection", [False, True])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_devices_are_sent_the_models_file_from_the_first_step_on_if_the_operator_says_so(
+    tmp_path: Path, begin: Begin, has_projection: bool, restarts: bool
+) -> None:
+    projected_model(tmp_path)
+    settings = settings_of(
+        tmp_path, rounds=4, current_models=True, keep_models="all",
+        model={"name": "projected.yaml" if has_projection else "digits", "precision": "float32"},
+    )  # fmt: skip
+    spec, coordinator = settings.model.spec(), begin(settings)
+    for number in (1, 2, 3):
+        task = run_round(coordinator, noise)
+        export = task.plan.export
+        assert (export is not None) == (number > 1 + has_projection)
+        if export is not None:
+            file = coordinator._models.assets["export"]
+            assert (export.digest, export.size) == (content_digest(file), len(file))
+            before = settings.state_dir / "models" / f"round-{number - 1:04d}.onnx"
+            weights = weights_to_bytes(weights_of(before.read_bytes(), spec), "float32")
+            (tmp_path / "filled.onnx").write_bytes(current_model(task.plan, file, weights))
+            theirs, ours = ExportedModel(before), ExportedModel(tmp_path / "filled.onnx")
+            inputs = np.full((1, 8, 8, 1), 0.5, np.float32)
+            assert np.array_equal(ours.probabilities(inputs), theirs.probabilities(inputs))
+            assert (ours.round, ours.inputs) == (number - 1, theirs.inputs)
+            assert theirs.spent
+            assert not ours.spent
+        if restarts:
+            coordinator = begin(settings)
+
+
+def test_by_default_devices_are_sent_no_file_of_the_model(tmp_path: Path, begin: Begin) -> None:
+    coordinator = begin(settings_of(tmp_path))
+    run_round(coordinator, noise)
+    assert run_round(coordinator, noise).plan.export is None

@@ -29,11 +29,13 @@ from observers import Observer
 from onnx import TensorProto, helper, numpy_helper
 
 from agent.audit import audit
+from agent.latest_model import previous_of
 from coordinator.keys import load_signer
 from coordinator.reader import StoreReader
 from coordinator.settings import FIRST_JOB, load_fleet_settings
 from dpagent.learning.data.dataset import to_float32
 from dpagent.learning.inference.evaluation import OnnxEvaluator
+from dpagent.learning.inference.prediction.exported_model import ExportedModel
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Verifier
 
@@ -100,6 +102,7 @@ class Job:
                 budget={"epsilon": 35.0},
                 trusted_graphs=list(trusted),
                 data={"features_mib": 1},
+                model={"keep": "current"},
             )
             for number, device in enumerate(devices)
         ]
@@ -144,7 +147,10 @@ class Job:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "layers": {"privacy": {"clipping": {"kind": "layers"}}},
-    "layers with norms": {"privacy": {"clipping": {"kind": "layers", "norms": [0.5, 0.7, 0.2]}}},
+    "layers with norms": {
+        "privacy": {"clipping": {"kind": "layers", "norms": [0.5, 0.7, 0.2]}},
+        "current_models": True, "model": {"name": "digits", "precision": "float32"},
+    },
     "local steps": {"privacy": {"local_steps": 2, "local_learning_rate": 0.05}},
     "adam": {
         "optimiser": {
@@ -170,6 +176,12 @@ def test_a_job_of_each_kind_ends_well(name: str, tmp_path: Path, mosquitto: Brok
     if name == "layers with norms":
         assert plan.release.clipping.norms == [0.5, 0.7, 0.2]
         assert math.fsum(plan.release.clipping.shares) == pytest.approx(1.0)
+        # The finished model has just replaced it.
+        ours = ExportedModel(previous_of(job.models[0]))
+        theirs = ExportedModel(job.settings.state_dir / "models" / "round-0001.onnx")
+        inputs = np.zeros((1, 8, 8, 1), np.float32)
+        assert (ours.round, ours.privacy) == (theirs.round, theirs.privacy)
+        assert np.array_equal(ours.probabilities(inputs), theirs.probabilities(inputs))
     if name == "adam":
         answered = dpagent(
             "predict",
