@@ -15,6 +15,7 @@ from typing import Final
 from agent.announcements import Announced, Announcements, Phase
 from agent.cycle import Cycle
 from agent.database import ledger_errors
+from agent.disk_writes import DiskWrites
 from agent.energy import EnergyMeter
 from agent.governor import Governor, require_public_room
 from agent.latest_model import LatestModel, current_asset
@@ -133,7 +134,10 @@ class Agent:
             ask_again=self._session.ask_again,
             clock=self._clock,
         )
-        self._governor = Governor(settings.governor, settings.state_dir, sensors, self._clock)
+        self._writes = DiskWrites(sensors, self._state, self._clock)
+        self._governor = Governor(
+            settings.governor, settings.state_dir, sensors, self._clock, written_today=self._writes.today
+        )
         self._cycle = Cycle(
             self._announcements,
             settings.data.name,
@@ -334,6 +338,7 @@ class Agent:
         self._state.add_to_counters(
             bytes_up=up - known_up, bytes_down=down - known_down, rejected=self._rejected
         )
+        self._writes.keep()
         self._rejected = 0
         self._counted_at = self._clock.monotonic()
         self._reported_bytes = (up, down)

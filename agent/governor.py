@@ -62,11 +62,22 @@ class Governor:
         state_dir: on whose disk there must be room.
         sensors: of the board.
         clock: the program's.
+        written_today: bytes that this program has written to the disk, or None where the kernel does not
+            say; by default, all that this thread has.
     """
 
-    def __init__(self, settings: GovernorSettings, state_dir: Path, sensors: Sensors, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: GovernorSettings,
+        state_dir: Path,
+        sensors: Sensors,
+        clock: Clock,
+        *,
+        written_today: Callable[[], int | None] | None = None,
+    ) -> None:
         self._settings, self._state_dir = settings, state_dir
         self._sensors, self._clock = sensors, clock
+        self._written_today = written_today or sensors.written_bytes
         self._looked_at = -float("inf")
         self._against: list[str] = []
         self._against_begin: list[str] | None = None
@@ -147,6 +158,8 @@ class Governor:
             found.append("/proc/stat cannot be read: highest_load holds nothing back")
         if settings.least_free_memory_mib is not None and sensors.available_mib() is None:
             found.append("/proc/meminfo cannot be read: least_free_memory_mib holds nothing back")
+        if settings.most_written_mib_per_day is not None and self._written_today() is None:
+            found.append("/proc/thread-self/io cannot be read: most_written_mib_per_day holds nothing back")
         if settings.unmetered_link and self._link is None and not sensors.link_is_mobile():
             found.append(
                 "there is no NetworkManager (or no busctl), so only a modem counts as metered; `command` may"
@@ -226,6 +239,10 @@ class Governor:
                 yield f"{free:,} MiB of memory are free, less than {least:,} MiB"
         if (least := settings.least_free_disk_mib) is not None and (free := self._free_disk_mib()) < least:
             yield f"{free:,} MiB are free in {self._state_dir}, less than {least:,} MiB"
+        if (most := settings.most_written_mib_per_day) is not None:
+            written = self._written_today()
+            if written is not None and written >> 20 >= most:
+                yield f"{written >> 20:,} MiB were written to the disk on this day, of {most:,} MiB (UTC)"
 
     def _check(
         self,

@@ -94,6 +94,10 @@ class GovernorSettings(Settings):
     least_free_disk_mib: Annotated[int, Field(ge=1)] | None = None
     """Room on the disk of ``state_dir`` for a round to begin, in MiB. The records must lie on another one
     (subvolumes and overlays of one disk are none): how full theirs is tells of them."""
+    most_written_mib_per_day: Annotated[int, Field(ge=1)] | None = None
+    """MiB that the agent may have written to the disk on a day (of UTC) for another round to begin: ledger
+    and spool, as the kernel counts them. A round goes beyond it at most once. What training and
+    decoding write does not count: it tells of the records."""
     command: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Program and arguments that say whether the board may train: yes by exit code 0, no by any other, within
     ten seconds. The last line that it prints goes into the log. It must not look at records."""

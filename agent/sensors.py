@@ -142,6 +142,12 @@ class Sensors:
                         kib += int(line.split()[1])
         return kib >> 10
 
+    def written_bytes(self) -> int | None:
+        """What this thread has had written to the disk since it began; nobody else's counts."""
+        lines = (text_in(self.root / "proc/thread-self/io") or "").splitlines()
+        found = [line.partition(":")[2].strip() for line in lines if line.startswith("write_bytes:")]
+        return int(found[0]) if found and found[0].isdecimal() else None
+
     def link(self) -> str | None:
         """Name of the interface that the default route leaves by, of IPv4 if there is one, or None."""
         best: tuple[int, str] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from agent.charges import Budget, Charge
 from agent.database import StateDatabase, ledger_errors, no_ledger, no_second_head
@@ -14,6 +15,9 @@ from agent.spool import SpooledFragment
 from dpagent import faults
 from dpagent.errors import LedgerError
 from dpagent.faults import FaultPoint
+
+_WRITTEN: Final = "written"
+_WRITTEN_DAY: Final = "written_day"
 
 
 class BudgetRaisedError(LedgerError):
@@ -271,6 +275,25 @@ class AgentState(StateDatabase):
                 "INSERT INTO counters VALUES (?, ?) "
                 "ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
                 list(changed.items()),
+            )
+
+    def written_on(self, day: int) -> int:
+        """What :meth:`keep_written` has kept of a day: bytes."""
+        with ledger_errors(self.file):
+            known = dict(self.connection.execute("SELECT name, value FROM counters").fetchall())
+        return int(known.get(_WRITTEN, 0)) if known.get(_WRITTEN_DAY) == day else 0
+
+    def keep_written(self, day: int, written: int) -> None:
+        """Keep what was written to the disk on a day, in place of what is known of another.
+
+        Args:
+            day: since 1970.
+            written: bytes.
+        """
+        with self.noted():
+            self.connection.executemany(
+                "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                [(_WRITTEN_DAY, day), (_WRITTEN, written)],
             )
 
 
