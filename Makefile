@@ -10,11 +10,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Bytecode is written, whatever the environment says: the tests start hundreds of programs.
 export PYTHONDONTWRITEBYTECODE :=
 
-# One worker more than cores, since many tests wait; each with its own broker; heavy tests start first.
-WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+# Two workers more than cores, since many tests wait; each with its own broker; heavy tests start first.
+WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo check test test-slow test-kills arm-root test-arm deb bundle containers test-containers lint coverage mutation bench format clean help
+.PHONY: demo check test tests test-slow test-kills arm-root test-arm deb bundle containers test-containers lint coverage mutation bench format clean help
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
@@ -25,7 +25,10 @@ demo: $(VENV)/demo ## Train a fleet privately on this machine; options: make dem
 check: lint ## Lint, type-check, check the imports and run the quick tests: the inner loop
 	$(PYTEST) -m "not heavy and not slow" $(ARGS)
 
-test: lint ## Lint, and run every test that is not marked slow
+test: $(VENV)/dev ## Lint, and run every test that is not marked slow, side by side
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=line lint tests
+
+tests: $(VENV)/dev
 	$(PYTEST) $(ARGS)
 
 test-slow: $(VENV)/dev ## The slow tests too (half an hour more, on two cores)

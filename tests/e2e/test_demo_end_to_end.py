@@ -115,9 +115,9 @@ def check_whole_run(state_dir: Path, results: dict[str, Any]) -> None:
 def verified_charges(state_dir: Path, number: int) -> list[dict[str, Any]]:
     """The charges in the ledger of a device, which verifies."""
     state = state_dir / f"device-{number:03d}" / "state"
-    verified = dpagent("budget", "verify", "--state-dir", str(state))
+    verified = commands.dpagent("budget", "verify", "--state-dir", state)
     assert verified.returncode == 0, verified.stderr
-    exported = dpagent("budget", "export", "--state-dir", str(state), "--json", "-")
+    exported = commands.dpagent("budget", "export", "--state-dir", state, "--json", "-")
     charges: list[dict[str, Any]] = json.loads(exported.stdout)["charges"]
     return charges
 
@@ -248,7 +248,7 @@ def test_stopped_demo_leaves_nothing_behind_and_goes_on(
     tmp_path: Path, started: Callable[..., subprocess.Popen[str]], number: signal.Signals
 ) -> None:
     state_dir = tmp_path / "demo"
-    demo = started()
+    demo = started("--no-baseline")
     wait_for(lambda: rounds_closed(state_dir) >= 1, "closed round")
     demo.send_signal(number)
     _, err = demo.communicate(timeout=60)
@@ -257,7 +257,7 @@ def test_stopped_demo_leaves_nothing_behind_and_goes_on(
     assert str(state_dir) in err.splitlines()[-1]
     assert not processes_of(state_dir)
     if number == signal.SIGINT:
-        again = started()
+        again = started("--no-baseline")
         _, err = again.communicate(timeout=200)
         assert again.returncode == 0, err
         assert re.search(rf"Goes on with the run in {re.escape(str(state_dir))} after round [1-9]", err)

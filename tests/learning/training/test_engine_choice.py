@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,17 @@ def test_no_more_processes_are_taken_than_fit_into_the_memory(monkeypatch: pytes
         return engine.processes
 
     assert chosen(None) == 3
-    assert [chosen(1), chosen(1_000), chosen(1_000, processes=1)] == [0, 3, 1]
-    found = [chosen(limit) for limit in range(12, 96, 8)]
-    assert set(found) == {0, 1, 2, 3}
-    assert found == sorted(found)
+    assert chosen(1_000, processes=1) == 1
+    found = {1: chosen(1), 12: chosen(12), 96: chosen(96), 1_000: chosen(1_000)}
+    assert list(found.values()) == [0, 0, 3, 3]
+    # Between two limits whose numbers differ by more than one, the others are found.
+    while gaps := [(low, high) for low, high in pairwise(sorted(found)) if found[high] - found[low] > 1]:
+        for low, high in gaps:
+            assert high - low > 1, found
+            found[(low + high) // 2] = chosen((low + high) // 2)
+    numbers = [found[limit] for limit in sorted(found)]
+    assert set(numbers) == {0, 1, 2, 3}
+    assert numbers == sorted(numbers)
     assert "engine_memory_mib of the profile is 1" in reasons
     assert children() == before
 
