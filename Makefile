@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo check test tests test-slow test-kills arm-root test-arm deb bundle containers test-containers lint coverage mutation bench format clean help
+.PHONY: demo check test tests test-slow test-kills soak arm-root test-arm deb bundle containers test-containers lint coverage mutation bench format clean help
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
@@ -36,6 +36,9 @@ test-slow: $(VENV)/dev ## The slow tests too (half an hour more, on two cores)
 
 test-kills: $(VENV)/dev ## A thousand kills of programs and brokers: make test-kills ARGS="--kills 1000 --seed 7"
 	PYTHONPATH=tests $(BIN)/python -m crash.long $(ARGS)
+
+soak: $(VENV)/dev ## A day of a fleet on fast clocks: does what it takes stay flat? make soak ARGS="--hours 24 --factor 60"
+	PYTHONPATH=tests:. $(BIN)/python -m soak.long $(ARGS)
 
 arm-root: ## Make an emulated 64-bit ARM board in build/arm64 (as root; five minutes, 900 MB)
 	packaging/arm/make-root build/arm64

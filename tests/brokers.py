@@ -139,6 +139,12 @@ class Broker:
         wait_until(self._answers, f"{self.software} on port {self.port}")
         return self
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        assert self._child is not None
+        return self._child.process.pid
+
     def wait_until_stored(self) -> None:
         """Wait until Mosquitto has stored all that it has acknowledged.
 
