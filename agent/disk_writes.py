@@ -2,9 +2,9 @@
 
 The kernel counts it (``write_bytes`` of ``/proc/thread-self/io``, proc(5)) for the thread that keeps the
 state: ledger, rounds, spool and notes, none of whose sizes depends on a record. What training and decoding
-write does depend on records, and so may whether a model's file has room; none of it must count: the count of the whole process, ``/proc/self/io``,
-takes in those of its children when they end (``wait_task_zombie`` of the kernel's exit.c); that of a thread
-does not.
+write does depend on records, and so may whether a model's file has room; another thread writes that. None of
+it may count: the count of the whole process, ``/proc/self/io``, takes in those of its children when they end
+(``wait_task_zombie`` of the kernel's exit.c); that of a thread does not.
 
 The day is that of UTC. The count is kept with the others in the database, when they are written anyway, so
 that a restart begins no new day.

@@ -397,9 +397,10 @@ def test_devices_are_sent_the_models_file_from_the_first_step_on_if_the_operator
         export = task.plan.export
         assert (export is not None) == (number > 1 + has_projection)
         if export is not None:
-            file = coordinator._models.assets["export"]
+            models = running_job(coordinator).cycle._models
+            file = models.assets["export"]
             assert (export.digest, export.size) == (content_digest(file), len(file))
-            before = settings.state_dir / "models" / f"round-{number - 1:04d}.onnx"
+            before = models.of_round(number - 1)
             weights = weights_to_bytes(weights_of(before.read_bytes(), spec), "float32")
             (tmp_path / "filled.onnx").write_bytes(current_model(task.plan, file, weights))
             theirs, ours = ExportedModel(before), ExportedModel(tmp_path / "filled.onnx")

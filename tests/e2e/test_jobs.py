@@ -178,7 +178,7 @@ def test_a_job_of_each_kind_ends_well(name: str, tmp_path: Path, mosquitto: Brok
         assert math.fsum(plan.release.clipping.shares) == pytest.approx(1.0)
         # The finished model has just replaced it.
         ours = ExportedModel(previous_of(job.models[0]))
-        theirs = ExportedModel(job.settings.state_dir / "models" / "round-0001.onnx")
+        theirs = ExportedModel(job.settings.directory_of(FIRST_JOB) / "models" / "round-0001.onnx")
         inputs = np.zeros((1, 8, 8, 1), np.float32)
         assert (ours.round, ours.privacy) == (theirs.round, theirs.privacy)
         assert np.array_equal(ours.probabilities(inputs), theirs.probabilities(inputs))
