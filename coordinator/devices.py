@@ -27,6 +27,7 @@ from coordinator.invitations import create_invitations
 from dpagent.errors import UsageError
 from dpagent.protocol import device_signing
 from dpagent.storage import disk_errors, open_database, transaction
+from dpagent.wording import counted
 
 LEAST_PREFIX: Final = 4
 """Characters of an id by which a command may name a device."""
@@ -156,8 +157,10 @@ class Devices:
             return found[0]
         if len(text) < LEAST_PREFIX:
             problem = f"expected at least {LEAST_PREFIX} characters"
+        elif found:
+            problem = f"the ids of {counted(len(found), 'device')} begin so"
         else:
-            problem = f"{len(found) or 'no'} devices have an id that begins so"
+            problem = "no id begins so"
         raise UsageError(f"{text!r} names no device: {problem}. See `dpagent coordinator devices list`.")
 
     def holder(self, certificate: x509.Certificate) -> Device | None:
