@@ -7,6 +7,7 @@ disk, so that a round is decided on once and charged once; :mod:`agent.cycle` ta
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable
@@ -25,13 +26,16 @@ from agent.state import AgentState
 from dpagent.clock import Clock
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import Assembler
-from dpagent.protocol.messages import ModelChunk, Plan
+from dpagent.protocol.messages import AssetTerms, ModelChunk, Plan
+from dpagent.protocol.topics import Topics
 from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
 
 _ASK_AGAIN_S: Final = 10.0
-"""The agent requests a model again if a chunk is still missing after this time."""
+"""The agent requests a model again if no chunk of it has come for this time."""
+_CHUNKS_AT_ONCE: Final = 32
+"""Topics of chunks that a device is subscribed to at a time: AWS IoT Core allows 50 to a connection."""
 
 
 class Phase(Enum):
@@ -107,6 +111,7 @@ class Announcements:
         clock: Clock,
     ) -> None:
         self._dataset, self._fleet, self._limits = dataset, fleet, limits
+        self._topics = Topics(fleet)
         self._takes_graphs = takes_graphs
         self._state, self._publisher = state, publisher
         self._ask_again, self._clock = ask_again, clock
@@ -288,7 +293,8 @@ class Announcements:
 
     def take_chunk(self, chunk: ModelChunk) -> None:
         """Take a part of the weights or of an asset."""
-        self._assembler.add(chunk)
+        if self._assembler.add(chunk) and self.current is not None:
+            self.current.ask_again_at = self._clock.monotonic() + _ASK_AGAIN_S
 
     def too_large(self, plan: Plan) -> str | None:
         """Why nothing is kept of a plan's weights and assets, before they have come; or None."""
@@ -304,15 +310,41 @@ class Announcements:
         if weights is None:
             return None
         assets: dict[str, bytes] = {}
-        for asset in plan.assets:
-            if asset.role == "export":
-                continue  # No round waits for it.
-            if asset.role != "training-graph" or self._takes_graphs:
-                data = self._assembler.get(asset.digest, asset.size)
-                if data is None:
-                    return None
-                assets[asset.role] = data
+        for asset in self._assets_of(plan):
+            data = self._assembler.get(asset.digest, asset.size)
+            if data is None:
+                return None
+            assets[asset.role] = data
         return Model(weights, assets)
+
+    def _assets_of(self, plan: Plan) -> list[AssetTerms]:
+        """What a round needs besides the weights, on this device."""
+        unused = ("export",) if self._takes_graphs else ("export", "training-graph")
+        return [each for each in plan.assets if each.role not in unused]
+
+    def topics_of_chunks(self, beside: AssetTerms | None) -> list[str]:
+        """The topics of chunks to be subscribed to now, which follow from the plan and what has come of it.
+
+        By their exact names, and only once the plan names them: RabbitMQ sends nothing that it retains to a
+        subscription with wildcards, and access rules can then allow these topics alone.
+
+        Args:
+            beside: what is to be fetched besides what the round needs, if anything.
+        """
+        if self.current is None or self.too_large(plan := self.current.plan) is not None:
+            return []
+        named: list[tuple[AssetTerms | None, bytes, int]] = []
+        if plan.state == "open":
+            named = [(None, plan.model.digest, plan.model.size)]
+            named += [(asset, asset.digest, asset.size) for asset in self._assets_of(plan)]
+        if beside is not None:
+            named.append((beside, beside.digest, beside.size))
+        names = (
+            self._topics.model_chunk(index) if asset is None else self._topics.asset_chunk(asset.role, index)
+            for asset, digest, size in named
+            for index in self._assembler.missing(digest, size)
+        )
+        return list(itertools.islice(names, _CHUNKS_AT_ONCE))
 
     def finished_model(self, plan: Plan) -> bytes | None:
         """The model that came of a job, or None while a part of it is missing."""
@@ -338,6 +370,7 @@ class Announcements:
         if now < announced.ask_again_at:
             return False
         announced.ask_again_at = now + _ASK_AGAIN_S
+        self._assembler.fetch_again()
         self._ask_again()
         return True
 

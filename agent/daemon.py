@@ -87,15 +87,8 @@ class Agent:
         self._session = MqttSession(
             settings.mqtt,
             client_id=None,
-            subscriptions=[
-                Subscription(topic)
-                for topic in (
-                    self._topics.plan,
-                    self._topics.model_chunks,
-                    self._topics.asset_chunks,
-                    self._topics.receipts,
-                )
-            ],
+            # Of the model's chunks, those that the plan names and that have not come.
+            subscriptions=[Subscription(self._topics.plan), Subscription(self._topics.receipts)],
             persistent=False,
         )
         # It takes the directory's lock: nothing is decoded for a device that is running, or has no ledger.
@@ -182,6 +175,7 @@ class Agent:
                     manager.status(status.in_words())
                     self._status_file.note(status)
                     self._take_events()
+                    self._session.follow(self._topics_of_chunks())
                     self._cycle.advance()
                     self._publisher.publish_due()
                     self._complain_of_silence()
@@ -244,6 +238,12 @@ class Agent:
                     self._receive(topic, payload)
                 case Acknowledged():
                     pass  # A PUBACK does not confirm delivery; only a receipt does.
+
+    def _topics_of_chunks(self) -> list[str]:
+        """The topics of the model's chunks to be subscribed to now."""
+        current = self._announcements.current
+        beside = None if current is None else self._latest_model.fetched(current.plan)
+        return self._announcements.topics_of_chunks(beside)
 
     def _take_model(self) -> None:
         """Keep the model of a job that is finished, once it is here; where the owner wants it, of a round."""

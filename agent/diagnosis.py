@@ -98,7 +98,7 @@ def examine(settings: AgentSettings, *, asks_broker: bool = True) -> Iterator[Fi
     topics = Topics(settings.fleet)
     examination = BrokerExamination(
         settings.mqtt,
-        reads=(topics.plan, topics.model_chunks, topics.asset_chunks, topics.receipts),
+        reads=(topics.plan, topics.model_chunk(0), topics.receipts),
         writes=(topics.fragments,),
         awaited=(topics.plan,),
     )

@@ -73,6 +73,14 @@ class LatestModel:
         is_time = self._clock.monotonic() >= self._not_before[is_finished]
         return is_time and asset.digest != self._settled
 
+    def fetched(self, plan: Plan) -> AssetTerms | None:
+        """What is to be fetched of a plan for the file now, if anything."""
+        if (model := plan.finished_model) is not None:
+            return model if self.wants(model) else None
+        if plan.export is None or not self.keeps_current:
+            return None
+        return plan.export if self.wants(current_asset(plan), is_finished=False) else None
+
     def note_request(self, asset: AssetTerms, *, is_finished: bool = True) -> None:
         """Missing chunks were asked for once more: give a model up that does not come."""
         self._requests += 1

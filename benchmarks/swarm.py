@@ -86,7 +86,7 @@ class Swarm:
         plan: Plan | None = None
         played, unanswered, quiet_s = 0, 0, 0.0
         went_on_at: dict[int, float] = {}
-        subscriptions = [Subscription(topics.plan), Subscription(topics.model_chunks)]
+        subscriptions = [Subscription(topics.plan)]
         with MqttSession(self.mqtt, client_id=None, subscriptions=subscriptions, persistent=False) as session:
             waiting: Iterator[bytes] = iter(())
             while quiet_s < _SILENCE_S:
@@ -105,6 +105,8 @@ class Swarm:
                     if plan.state == "finished":
                         return went_on_at
                     assembler.keep_for(plan)
+                    chunks = assembler.missing(plan.model.digest, plan.model.size)
+                    session.follow([topics.model_chunk(index) for index in chunks])
                 elif isinstance(event, Received):
                     assembler.add(verifier.open(event.payload, ModelChunk, "model"))
                 if plan is not None and plan.round > played:

@@ -148,6 +148,8 @@ class Assembler:
         self._foreign_total = 0
         self._complete: dict[bytes, bytes] = {}
         """The assembled data, by digest, so that they are hashed only once."""
+        self._false: set[bytes] = set()
+        """Digests of the plan whose chunks came, and did not make what they name."""
 
     def keep_for(self, plan: Plan) -> None:
         """Keep the data that ``plan`` names, and forget those that only the previous plan named."""
@@ -157,16 +159,17 @@ class Assembler:
             self._forget(digest)
             self._complete.pop(digest, None)
         self._named = named
+        self._false &= named.keys()
         for digest, size in named.items():
             self._foreign_total -= self._foreign.pop(digest, 0)
             for index in [index for index in self._chunks.get(digest, {}) if index >= _chunk_count(size)]:
                 del self._chunks[digest][index]
 
-    def add(self, chunk: ModelChunk) -> None:
-        """Take one chunk."""
+    def add(self, chunk: ModelChunk) -> bool:
+        """Take one chunk; return whether it is one of the plan's that was missing."""
         digest, size = chunk.digest, self._named.get(chunk.digest)
         if digest in self._complete or (size is not None and chunk.index >= _chunk_count(size)):
-            return
+            return False
         parts = self._chunks.pop(digest, {})
         before = parts.get(chunk.index)
         parts[chunk.index] = chunk.data
@@ -179,6 +182,21 @@ class Assembler:
             self._foreign_total += more
             while self._foreign_total > self.FOREIGN_BYTES:
                 self._forget(next(iter(self._foreign)))
+        return size is not None and before is None
+
+    def missing(self, digest: bytes, size: int) -> Iterator[int]:
+        """The indices of the chunks to fetch, of ``size`` bytes of that SHA-256.
+
+        None of those that came and were false, until :meth:`fetch_again`: a broker sends
+        the same again.
+        """
+        if digest not in self._complete and digest not in self._false:
+            parts = self._chunks.get(digest, {})
+            yield from (index for index in range(_chunk_count(size)) if index not in parts)
+
+    def fetch_again(self) -> None:
+        """Fetch what was false once more."""
+        self._false.clear()
 
     def get(self, digest: bytes, size: int) -> bytes | None:
         """The ``size`` bytes of that SHA-256, or ``None`` while chunks are missing."""
@@ -192,6 +210,7 @@ class Assembler:
         if len(data) != size or content_digest(data) != digest:
             # A chunk has a false digest: drop all of them; the agent requests them again.
             self._forget(digest)
+            self._false.add(digest)
             return None
         if digest in self._named:
             self._forget(digest)

@@ -33,9 +33,9 @@ _READ_BYTES: Final = 1 << 16
 _MAX_UNANSWERED: Final = 4_096
 """Messages to acknowledge that may arrive while the broker takes no byte."""
 
-_CONNACK, _PUBLISH, _PUBACK, _SUBACK, _PINGRESP, _DISCONNECT = 2, 3, 4, 9, 13, 14
-_FROM_BROKERS: Final = frozenset((_CONNACK, _PUBLISH, _PUBACK, _SUBACK, _PINGRESP, _DISCONNECT))
-"""Types of packets for a client that publishes and subscribes at QoS 1, and never unsubscribes."""
+_CONNACK, _PUBLISH, _PUBACK, _SUBACK, _UNSUBACK, _PINGRESP, _DISCONNECT = 2, 3, 4, 9, 11, 13, 14
+_FROM_BROKERS: Final = frozenset((_CONNACK, _PUBLISH, _PUBACK, _SUBACK, _UNSUBACK, _PINGRESP, _DISCONNECT))
+"""Types of packets for a client that publishes and subscribes at QoS 1."""
 
 
 class RulesBrokenError(Exception):

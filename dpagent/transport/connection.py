@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import paho.mqtt.client as paho
@@ -49,6 +49,8 @@ _IN_FLIGHT = 20
 """Concurrent publications without a PUBACK: the default limit of brokers."""
 _LONGEST_PAYLOAD: Final = MAX_MESSAGE_BYTES + 1
 """More of a payload is not kept: it is too long for any message already."""
+_FILTERS_AT_ONCE: Final = 8
+"""Topic filters in one SUBSCRIBE: as many as AWS IoT Core takes."""
 _PUT_BACK_S: Final = 0.1
 """Period at which a thread that waits for room looks whether its connection has been given up."""
 
@@ -62,7 +64,7 @@ class Connection:
         settings: Address and credentials.
         password: For the user name.
         client_id: MQTT client identifier; None for a random one.
-        topics: Filters to subscribe to, at QoS 1.
+        topics: Filters to subscribe to as soon as the connection is accepted, at QoS 1.
         persistent: Whether the broker keeps messages for this client until the program has acknowledged them.
         protocol: The MQTT version.
         room: For messages that wait for the program; whoever takes one lets go of its place.
@@ -90,6 +92,7 @@ class Connection:
         require_bounded()
         self._is_given_up = False
         self._in_flight: set[int] = set()
+        self._followed: tuple[str, ...] = ()
         self.asked_at: float | None = None
         """Send time of the pending CONNECT (monotonic seconds)."""
         self.accepted_at: float | None = None
@@ -169,10 +172,20 @@ class Connection:
         # This only queues the packet and wakes the library's thread, as publish() does.
         self._client.ack(number, 1)
 
-    def subscribe(self) -> None:
-        """Subscribe, so that the broker sends what it retains; also again."""
-        if self._topics:
-            self._client.subscribe([(topic, 1) for topic in self._topics])
+    def follow(self, topics: Sequence[str]) -> None:
+        """Be subscribed to these topics, besides those of the beginning, and to no others any more."""
+        before, self._followed = self._followed, tuple(topics)
+        for some in _batches([topic for topic in before if topic not in topics]):
+            self._client.unsubscribe(list(some))
+        self._subscribe([topic for topic in topics if topic not in before])
+
+    def ask_again(self) -> None:
+        """Subscribe again to everything, so that the broker sends what it retains."""
+        self._subscribe([*self._topics, *self._followed])
+
+    def _subscribe(self, topics: Sequence[str]) -> None:
+        for some in _batches(topics):
+            self._client.subscribe([(topic, 1) for topic in some])
 
     # The library's thread runs the methods below.
 
@@ -194,7 +207,7 @@ class Connection:
         self.asked_at = None
         name = str(reason)
         if not reason.is_failure:
-            self.subscribe()
+            self._subscribe(self._topics)
             self.accepted_at = time.monotonic()
             self._tell(Connected(self._version, _limits(properties)))
         elif name == "Unsupported protocol version":
@@ -213,7 +226,8 @@ class Connection:
         _properties: Properties | None,
     ) -> None:
         if any(reason.is_failure for reason in reasons):
-            self._tell(Refused(f"no permission to subscribe to {', '.join(self._topics)}"))
+            topics = ", ".join([*self._topics, *self._followed[:1]])
+            self._tell(Refused(f"no permission to subscribe to one of {topics}"))
         else:
             self._tell(Subscribed())
 
@@ -270,6 +284,11 @@ class Connection:
             self._tell(Refused(f"no permission to publish ({reason})"))
         else:
             self._tell(Acknowledged(handle))
+
+
+def _batches(topics: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(topics), _FILTERS_AT_ONCE):
+        yield topics[start : start + _FILTERS_AT_ONCE]
 
 
 def _limits(properties: Properties | None) -> BrokerLimits:

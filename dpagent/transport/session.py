@@ -95,6 +95,7 @@ class MqttSession:
         # Levels of the broker's own, of which the program knows nothing.
         self._prefix = f"{settings.topic_prefix}/" if settings.topic_prefix else ""
         self._topics = [self._prefix + subscription.topic for subscription in subscriptions]
+        self._followed: tuple[str, ...] = ()
         self._persistent = persistent
         self._pace = pace
         self._password = settings.password()
@@ -193,10 +194,22 @@ class MqttSession:
                 if self._connection is not None and connection is self._connection:
                     self._connection.acknowledge(number)
 
+    def follow(self, topics: Sequence[str]) -> None:
+        """Subscribe to topics besides the session's own, on this connection and those to come.
+
+        Args:
+            topics: All of them, by their exact names; the session unsubscribes from others of before.
+        """
+        if (wanted := tuple(self._prefix + topic for topic in topics)) == self._followed:
+            return
+        self._followed = wanted
+        if self._connection is not None and self._connection.is_accepted:
+            self._connection.follow(wanted)
+
     def ask_again(self) -> None:
         """Subscribe again, so that the broker resends the retained messages."""
         if self._connection is not None and self._connection.is_accepted:
-            self._connection.subscribe()
+            self._connection.ask_again()
 
     def next_event(self, timeout_s: float) -> Event | None:
         """The next event, or ``None`` after ``timeout_s`` seconds.
@@ -221,6 +234,8 @@ class MqttSession:
             case Connected():
                 self._failures = 0
                 self._has_connected = True
+                if self._connection is not None:
+                    self._connection.follow(self._followed)
         return event
 
     def _report(self, connection: Connection, event: ConnectionEvent) -> None:

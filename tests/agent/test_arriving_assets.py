@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -95,3 +96,61 @@ def test_assets_of_plans_whose_weights_never_came_are_let_go(agent: Agent) -> No
         assert tracemalloc.get_traced_memory()[0] < 5 * size
     finally:
         tracemalloc.stop()
+
+
+def followed(agent: Agent) -> list[str]:
+    return agent._announcements.topics_of_chunks(agent._latest_model.wants)
+
+
+def test_only_topics_of_missing_chunks_are_followed_by_their_exact_names(agent: Agent) -> None:
+    """Whoever subscribes with wildcards gets nothing that RabbitMQ retains, and needs wider rights."""
+    assert followed(agent) == [], "before a plan, nobody knows their names"
+    announce(agent, plan_of(1))
+    weights = [agent._topics.model_chunk(chunk.index) for chunk in chunked(weights_of(1))]
+    assets = [
+        agent._topics.asset_chunk(role, chunk.index)
+        for role, data in ASSETS.items()
+        for chunk in chunked(data)
+    ]
+    assert followed(agent) == [*weights, *assets]
+    send(agent, weights_of(1), ASSETS["frozen-network"])
+    assert followed(agent) == [topic for topic in assets if "frozen" not in topic]
+    announce(agent, plan_of(2))
+    assert followed(agent) == [*weights, *(topic for topic in assets if "frozen" not in topic)]
+    assert not any("+" in topic or "#" in topic for topic in followed(agent))
+
+
+def test_a_model_that_is_too_large_is_not_fetched_and_a_large_one_in_parts(agent: Agent) -> None:
+    large = bytes(60_000) * 50
+    announce(agent, plan_with(1, large))
+    assert len(followed(agent)) == 32, "with plan and receipts, fewer than any broker allows"
+    send(agent, large)
+    assert followed(agent) == [agent._topics.model_chunk(0)]
+    terms = {
+        "role": "projection",
+        "digest": bytes(32),
+        "size": agent._settings.limits.maximum_model_mib << 20,
+    }
+    announce(agent, make_plan(round=2, assets=[terms]))
+    assert followed(agent) == []
+
+
+def test_false_chunks_are_not_fetched_again_at_once(agent: Agent) -> None:
+    """A broker that retains them would send them at once: as much traffic as the network takes."""
+    announce(agent, plan_with(1, b"asset"))
+    (chunk,) = chunked(b"asset")
+    agent._receive("", SIGNER.sign(replace(chunk, data=b"false"), "model"))
+    send(agent, weights_to_bytes(DIGITS.initial_weights(0), "float32"))
+    agent._cycle.advance()
+    assert followed(agent) == []
+    agent._announcements._assembler.fetch_again()
+    assert followed(agent) == [agent._topics.asset_chunk("projection", 0)]
+
+
+def test_only_the_model_of_a_finished_job_that_is_wanted_is_followed(agent: Agent) -> None:
+    model = {"role": "model", "digest": content_digest(b"model"), "size": 5}
+    announce(agent, make_plan(state="finished", assets=[model]))
+    assert followed(agent) == [agent._topics.asset_chunk("model", 0)]
+    assert agent._announcements.topics_of_chunks(lambda asset: False) == []
+    announce(agent, make_plan(job=b"k" * 16, state="finished"))
+    assert followed(agent) == []

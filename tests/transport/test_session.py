@@ -106,6 +106,27 @@ def test_only_what_was_subscribed_to_arrives(changes_of_broker: Case, topic: str
         deliver(sender, receiver, f"{topic}/last", b"end")
 
 
+def test_a_session_follows_what_it_is_told_on_each_connection(changes_of_broker: Case, topic: str) -> None:
+    broker, changes = changes_of_broker
+    names = [f"{topic}/{number}" for number in range(20)]
+    with broker.session(client(), **changes) as sender:
+        wait_for(sender, Connected)
+        handles = {sender.publish(name, name.encode(), retain=True) for name in names}
+        while handles:
+            handles.discard(wait_for(sender, Acknowledged).handle)
+        receiver = broker.session(client(), **changes)
+        for _ in range(2):
+            with receiver:
+                receiver.follow(names)
+                missing = {*names}
+                while missing:  # amqtt sends some of them twice
+                    missing.discard(wait_for(receiver, Received).topic)
+                receiver.follow(names[5:])
+                receiver.ask_again()
+                sender.publish(names[0], b"not followed any more")
+                deliver(sender, receiver, names[9], b"end")
+
+
 def test_a_wrong_password_is_a_sentence(changes_of_broker: Case, tmp_path: Path) -> None:
     broker, changes = changes_of_broker
     (tmp_path / "password").write_text("wrong\n")
