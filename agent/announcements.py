@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 _ASK_AGAIN_S: Final = 10.0
 """The agent requests a model again if no chunk of it has come for this time."""
-_CHUNKS_AT_ONCE: Final = 32
-"""Topics of chunks that a device is subscribed to at a time: AWS IoT Core allows 50 to a connection."""
+_CHUNKS_AT_ONCE: Final = 5
+"""Topics of chunks that a device is subscribed to at a time: EMQX Serverless allows ten to a client."""
 
 
 class Phase(Enum):
@@ -69,6 +69,8 @@ class Announced:
     """How often it was run without an update."""
     failure: str | None = None
     """Why the last attempt failed."""
+    waits: bool = False
+    """For a receipt of an earlier round, before it is decided on."""
     why_not: str | None = None
     """Why it is sat out, if dummies leave when an update would."""
     fixed_until: float = -math.inf

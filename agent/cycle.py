@@ -1,11 +1,12 @@
 """The agent's cycle: rounds in sequence, with the phases in chronological order.
 
-A plan arrives and is *offered*; then the model arrives (:mod:`agent.announcements`). The device *admits* the
-round or declines it, and has the training process *prepare* it (:mod:`agent.worker`), without a look at a
-record. Then it charges its ledger. Only then are records read: it trains, in slots that begin at the next
-point of the device's own grid, and it spools the fragments of the noisy update. The publisher seals and
-sends them; receipts empty the spool. Each step is durable before the next (:mod:`agent.rounds`), so that
-after a crash at any point the next start continues from disk.
+A plan arrives and is *offered*; then the model arrives (:mod:`agent.announcements`), and a receipt of what
+left for the round before. The device *admits* the round or declines it, and has the training process
+*prepare* it (:mod:`agent.worker`), without a look at a record. Then it charges its ledger. Only then are
+records read: it trains, in slots that begin at the next point of the device's own grid, and it spools the
+fragments of the noisy update. The publisher seals and sends them; receipts empty the spool. Each step is
+durable before the next (:mod:`agent.rounds`), so that after a crash at any point the next start continues
+from disk.
 
 From the charge on, nothing that a record can cause changes whether, when, and with how many bytes the device
 speaks (:mod:`agent.training`). An update that is ready sooner is not taken before the end of the time that
@@ -161,7 +162,7 @@ class Cycle:
             return max(0.0, announced.begins_at - now)
         if self._announcements.model_for(announced.plan) is None:
             return max(0.0, announced.ask_again_at - now)
-        return max(0.0, announced.begins_at - now)
+        return math.inf if self._sitting_out.waits(announced) else max(0.0, announced.begins_at - now)
 
     def advance(self) -> None:
         """Take the announced round to its next phase, if it is time.
@@ -194,7 +195,8 @@ class Cycle:
         elif self._clock.monotonic() < announced.begins_at:
             pass
         elif announced.phase is Phase.DECIDE:
-            self._decide(announced, model)
+            if not self._sitting_out.waits_for_receipt(announced):
+                self._decide(announced, model)
         elif announced.phase is Phase.REPEAT:
             self._repeat(announced, model)
 

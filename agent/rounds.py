@@ -24,6 +24,8 @@ round does not follow its dummies.
 
 Of each job the last round that was *decided on* (charged, or sat out) stays on record for good, as charges
 stay in the ledger: neither it nor an earlier one is decided on again, whatever else has been forgotten since.
+Beside it stand the last round of which anything was spooled, fragments or dummies, and the last of which a
+receipt came: see :meth:`Rounds.awaits_receipt`.
 """
 
 from __future__ import annotations
@@ -89,7 +91,12 @@ def create_rounds(connection: sqlite3.Connection) -> None:
         ) STRICT"""
     )
     connection.execute(
-        "CREATE TABLE decided (job TEXT PRIMARY KEY, round INTEGER NOT NULL) STRICT, WITHOUT ROWID"
+        """CREATE TABLE decided (
+            job TEXT PRIMARY KEY,
+            round INTEGER NOT NULL,
+            spooled INTEGER NOT NULL DEFAULT 0,
+            receipted INTEGER NOT NULL DEFAULT 0
+        ) STRICT, WITHOUT ROWID"""
     )
 
 
@@ -119,6 +126,29 @@ class Rounds:
         """The greatest number of a job's rounds that were ever decided on; 0 if there is none."""
         row = self._connection.execute("SELECT round FROM decided WHERE job = ?", (job,)).fetchone()
         return 0 if row is None else int(row["round"])
+
+    def awaits_receipt(self, job: str) -> bool:
+        """Whether no receipt has come of the last round of a job of which anything was spooled.
+
+        What this device publishes may then not arrive: over MQTT 3.1.1, a broker acknowledges what its access
+        rules refuse. No other round of the job is decided on before. It follows from receipts alone, and is
+        the same whether the device took part or sat out.
+        """
+        row = self._connection.execute(
+            "SELECT spooled > receipted FROM decided WHERE job = ?", (job,)
+        ).fetchone()
+        return row is not None and bool(row[0])
+
+    def note_spooled(self, job: str, number: int) -> None:
+        """Fragments or dummies of a round are in the spool."""
+        self._connection.execute("UPDATE decided SET spooled = max(spooled, ?) WHERE job = ?", (number, job))
+
+    def note_receipts(self) -> None:
+        """Receipts have come: note, by job, the last round of which a fragment is counted."""
+        self._connection.execute(
+            "UPDATE decided SET receipted = max(receipted, coalesce((SELECT max(round) FROM fragments"
+            " WHERE fragments.job = decided.job AND state = 'counted'), 0)) WHERE spooled > receipted"
+        )
 
     def jobs_decided(self) -> int:
         """The number of jobs of which a round was ever decided on."""
@@ -170,7 +200,7 @@ class Rounds:
         )
         if state in _DECIDED:
             self._connection.execute(
-                "INSERT INTO decided VALUES (?, ?)"
+                "INSERT INTO decided (job, round) VALUES (?, ?)"
                 " ON CONFLICT (job) DO UPDATE SET round = max(round, excluded.round)",
                 (job, number),
             )
@@ -215,8 +245,12 @@ class Rounds:
         self._forget_dummies("NOT (job = ? AND round = ?)", (job, number))
 
     def forget_earlier_dummies(self, job: str, number: int) -> None:
-        """Drop the spool's rows of a job's earlier rounds that are sat out."""
-        self._forget_dummies("job = ? AND round < ?", (job, number))
+        """Drop the spool's rows of a job's earlier rounds that are sat out, but for the last: as with
+        fragments, a receipt of it may still come."""
+        self._forget_dummies(
+            "job = ? AND round < min(?, (SELECT spooled FROM decided WHERE decided.job = rounds.job))",
+            (job, number),
+        )
 
     def _forget_dummies(self, which: str, values: tuple[str | int, ...]) -> None:
         self._connection.execute(

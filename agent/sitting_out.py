@@ -12,6 +12,7 @@ that round alone is decided on again when its deadline is put off.
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -95,6 +96,42 @@ class SittingOut:
         """What a decision that begins now has taken so far, whenever that is asked."""
         began_at, before_s = self._clock.monotonic(), self._clock.processor()
         return lambda: Decision(began_at, self._clock.processor() - before_s)
+
+    def waits_for_receipt(self, announced: Announced) -> bool:
+        """Whether a round is not decided on yet, because no receipt has come of the last one.
+
+        If what this device publishes does not arrive, each further round would spend budget for nothing. So
+        it asks for a receipt, once: a dummy of the round leaves in a jitter window (through a mixer, one for
+        each block), which costs no budget and follows from the plan alone. Whether it waits follows from the
+        coordinator's receipts alone.
+        """
+        plan, has_asked = announced.plan, announced.waits
+        announced.waits = self._state.awaits_receipt(plan.job.hex())
+        if announced.waits and not has_asked:
+            log.warning(
+                "round %d of job %s waits: no receipt has come of what this board published for the round "
+                "before. The network may be slow, or the broker refuse it: `dpagent doctor` tries that",
+                plan.round, plan.job.hex()[:8],
+            )  # fmt: skip
+            self._ask_for_receipt(plan)
+        return announced.waits
+
+    def waits(self, announced: Announced) -> bool:
+        """Whether a round waits for a receipt that has not come yet."""
+        return announced.waits and self._state.awaits_receipt(announced.plan.job.hex())
+
+    def _ask_for_receipt(self, plan: Plan) -> None:
+        is_late = plan.deadline < self._clock.unix() + plan.compute_slot_s
+        dummies = [*dummies_for(plan)]
+        if is_late or not dummies or not may_send(plan, self._limits):
+            return
+        if (plan.job.hex(), plan.round) not in self._state.spool.pending().values():
+            # A mixer holds fewer messages back than a device sends for a round.
+            asking = dummies if plan.mixer is not None else [random.SystemRandom().choice(dummies)]
+            probes = [SpooledFragment.of(dummy) for dummy in asking]
+            self._state.spool_probes(plan.job.hex(), plan.round, probes)
+        self._publisher.open_window(plan, self._publisher.first_slot(self._clock.monotonic()))
+        self._publisher.draw_times()
 
     def begin(self, announced: Announced, reason: str) -> None:
         """Sit out a round of which it is known how long training would take."""

@@ -161,8 +161,15 @@ class Spool:
         return self._expire("NOT (job = ? AND round = ?)", (job, round_number))
 
     def expire_earlier(self, job: str, round_number: int) -> int:
-        """Give up all pending fragments of a job's earlier rounds; return their number."""
-        return self._expire("job = ? AND round < ?", (job, round_number))
+        """Give up all pending fragments of a job's earlier rounds; return their number, without dummies.
+
+        Must run when the rounds themselves have been given up.
+        """
+        earlier = "job = ? AND round < ?"
+        given_up = "(job, round) IN (SELECT job, round FROM rounds WHERE state = 'expired')"
+        number = self._expire(f"{earlier} AND {given_up}", (job, round_number))
+        self._expire(earlier, (job, round_number))
+        return number
 
     def expire_job(self, job: str) -> int:
         """Give up all pending fragments of a job; return their number."""

@@ -107,6 +107,10 @@ class AgentState(StateDatabase):
         known = self.round(job, number)
         return known.reason if known is not None and known.state is RoundState.SITTING_OUT else None
 
+    def awaits_receipt(self, job: str) -> bool:
+        """See :meth:`Rounds.awaits_receipt`."""
+        return self.rounds.awaits_receipt(job)
+
     def offer(self, job: str, number: int, plan: bytes, now: float) -> None:
         """A plan with the SHA-256 ``plan`` has arrived, at the Unix time ``now``."""
         with self.written():
@@ -120,7 +124,7 @@ class AgentState(StateDatabase):
         state = RoundState.SAT_OUT if dummies else RoundState.DECLINED
         with self.written():
             self.rounds.move(job, number, state, now, reason)
-            self.spool.put(job, number, dummies)
+            self._put(job, number, dummies)
 
     def sit_out(self, job: str, number: int, plan: bytes, reason: str, now: float) -> None:
         """The device sits a round out, and hides that. As much is written, as durably, as by a charge.
@@ -139,7 +143,7 @@ class AgentState(StateDatabase):
         """The device runs a charged round no more, of which nothing has left; dummies leave in its place."""
         with self.written():
             self.rounds.move(job, number, RoundState.EXPIRED, now)
-            self.spool.put(job, number, dummies)
+            self._put(job, number, dummies)
         # From here on, an older copy of the state may not run the round.
         self.save_second_head()
 
@@ -193,12 +197,22 @@ class AgentState(StateDatabase):
         if (second := read_second_head(self.files.second_head)) is not None:
             self.require_kept(second)
         with self.written():
-            self.spool.put(job, number, fragments)
+            self._put(job, number, fragments)
             self.rounds.move(job, number, state, now, reason)
             faults.reached(FaultPoint.AGENT_SPOOL_WRITTEN)
         faults.reached(FaultPoint.AGENT_SPOOLED)
         # From here on, an older copy of the state may not run the round again.
         self.save_second_head()
+
+    def spool_probes(self, job: str, number: int, dummies: Iterable[SpooledFragment]) -> None:
+        """Spool dummies of a round that is not decided on, to which a receipt is wanted."""
+        with self.written():
+            self._put(job, number, dummies)
+
+    def _put(self, job: str, number: int, fragments: Iterable[SpooledFragment]) -> None:
+        if fragments := list(fragments):
+            self.spool.put(job, number, fragments)
+            self.rounds.note_spooled(job, number)
 
     def note_energy(self, job: str, number: int, energy: Energy) -> None:
         """Add to the energy that the board has taken for a round, a note for the owner."""
@@ -227,6 +241,8 @@ class AgentState(StateDatabase):
         faults.reached(FaultPoint.AGENT_RECEIPT_ARRIVED)
         with self.noted():
             counted = self.spool.mark_counted(digests)
+            if counted:
+                self.rounds.note_receipts()
             self.rounds.follow_fragments(now)
             faults.reached(FaultPoint.AGENT_RECEIPT_WRITTEN)
         faults.reached(FaultPoint.AGENT_RECEIPTED)

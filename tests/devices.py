@@ -142,7 +142,11 @@ class Device:
     board: BoardTree
     asked_at: list[float] = field(default_factory=list)
 
-    def take_plan(self, plan: Plan) -> bool:
+    def take_plan(self, plan: Plan, *, confirmed: bool = True) -> bool:
+        """A plan arrives, and before it, if it is ``confirmed``, a receipt of the round before it."""
+        if confirmed:
+            with self.state.noted():
+                self.state.connection.execute("UPDATE decided SET receipted = spooled")
         return self.announcements.take_plan(plan)
 
     def give(self, weights: bytes = WEIGHTS) -> None:

@@ -11,8 +11,8 @@ from brokers import USER, Broker, wait_until
 from children import PATIENCE_S
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from dpagent.protocol.fragments import chunked
-from dpagent.protocol.messages import Plan
+from dpagent.protocol.fragments import chunked, receipt_digest
+from dpagent.protocol.messages import Plan, Receipts
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.topics import Topics
 
@@ -68,6 +68,11 @@ class Announcer(Observer):
     def announce_model(self, weights: bytes) -> None:
         for chunk in chunked(weights):
             self.publish(self.topics.model_chunk(chunk.index), self.signer.sign(chunk, "model"), retain=True)
+
+    def confirm(self, fragment_id: bytes) -> None:
+        """Say that a fragment is counted."""
+        receipts = Receipts(receipt_digest(fragment_id))
+        self.publish(self.topics.receipts, self.signer.sign(receipts, "receipts"))
 
     def announce(self, plan: Plan, signer: Signer | None = None) -> None:
         self.publish(self.topics.plan, (signer or self.signer).sign(plan, "plan"), retain=True)

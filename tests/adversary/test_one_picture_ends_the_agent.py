@@ -116,6 +116,8 @@ class Scene:
             return sum(fragment.round == number for fragment in opened) >= blocks
 
         wait_until(arrived, f"the fragments of round {number}")
+        for message in self._announcer.fragments:
+            self._announcer.confirm(self._opener.open(message, plan.job).id)
 
 
 @pytest.fixture

@@ -110,6 +110,12 @@ class Board:
         self.coordinator.announce(self.plan(job, number))
         with run_agent(self.file) as agent:
             wait_until(lambda: len(self.coordinator.fragments) >= before + BLOCKS, f"round {number}")
+            # Of one fragment: or the device would wait with the next round.
+            self.coordinator.confirm(
+                Opener(OPENER, self.name).open(self.coordinator.fragments[before], job).id
+            )
+            query = "SELECT 1 FROM decided WHERE job = ? AND receipted = ?"
+            wait_until(lambda: self.rows(query, job.hex(), number), f"a receipt of round {number}")
             assert agent.stop() == ExitCode.OK
 
     def refused(self) -> str:

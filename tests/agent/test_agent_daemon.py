@@ -141,15 +141,19 @@ def test_a_round_is_charged_once_though_it_is_announced_again_and_again(
         agent.clock.advance_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 10.0)
         for seconds in (1.0, 2.0):
             announcer.announce(plan.model_copy(update={"deadline": plan.deadline + seconds}))
+        announcer.confirm(ids(announcer, fleet).pop())
         announcer.announce(plan_for(fleet, round=2))
-        spooled = "SELECT * FROM fragments WHERE round = 2"
-        agent.clock.advance_until(lambda: rows(file, spooled), "the second round")
+        both = 2 * BLOCKS
+        agent.clock.advance_until(lambda: len(ids(announcer, fleet)) == both, "the second round", 10.0)
+        for identity in ids(announcer, fleet):
+            announcer.confirm(identity)
+        wait_until(lambda: not rows(file, "SELECT * FROM fragments WHERE state = 'sent'"), "the receipts")
     with agent_thread(file):
         announcer.announce(plan_for(fleet, round=3))
         wait_until(lambda: len(charges(file)) == 3, "the third round, after a restart")
     assert charges(file) == [(plan.job.hex(), number) for number in (1, 2, 3)]
     states = dict(rows(file, "SELECT round, group_concat(DISTINCT state) FROM fragments GROUP BY round"))
-    assert states[1] == states[2] == "expired"
+    assert states[1] == states[2] == "counted"
     assert verify(state_of(file)).charges == 3
 
 

@@ -1,0 +1,138 @@
+"""No second round is charged before a receipt of the first: a broker may acknowledge what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from devices import SLOT_S, Device, open_device
+from fleets import make_plan
+
+from dpagent.protocol.codec import decode
+from dpagent.protocol.messages import Fragment, Receipts
+from dpagent.protocol.task import RoundTask
+
+MIXER = bytes([9, *[0] * 31])
+"""The base point of the curve: any key that can be sealed to."""
+
+
+def plan(number: int, **changes: Any) -> Any:
+    return make_plan(round=number, mechanism={"noise_multipliers": [4.0] * 10}, **changes)
+
+
+def goes_by(device: Device, number: int, **changes: Any) -> None:
+    """A round is announced, and the device does what it can; no receipt comes."""
+    device.take_plan(plan(number, **changes), confirmed=False)
+    device.give()
+    device.clock.advance(SLOT_S)
+    device.advance()
+
+
+def receipts(device: Device, count: int) -> None:
+    """Receipts of so many fragments that are pending."""
+    (digests,) = device.pending().values()
+    device.cycle.take_receipts(Receipts(b"".join(digests[:count])))
+
+
+def sent(device: Device) -> int:
+    """How many messages leave in the next window."""
+    line: Any = device.cycle._publisher._session
+    before = len(line.sent)
+    device.clock.advance(4 * SLOT_S)
+    device.cycle._publisher.publish_due()
+    return len(line.sent) - before
+
+
+def test_a_device_whose_fragments_never_arrive_spends_one_round_of_a_job(device: Device) -> None:
+    for number in range(1, 10):
+        goes_by(device, number)
+    assert device.charged() == [1]
+    goes_by(device, 1, job=b"k" * 16)
+    assert device.charged() == [1, 1], "the next job may be at a broker that is mended"
+
+
+def test_one_receipt_is_enough_and_one_is_wanted_of_each_round(device: Device) -> None:
+    goes_by(device, 1)
+    receipts(device, 1)
+    goes_by(device, 2)
+    goes_by(device, 3)
+    assert device.charged() == [1, 2]
+
+
+def test_a_device_that_waits_sends_one_dummy_and_decides_when_its_receipt_comes(device: Device) -> None:
+    goes_by(device, 1)
+    sent(device)
+    goes_by(device, 2)
+    pending = device.pending()
+    assert {number: len(digests) for number, digests in pending.items()} == {2: 1}
+    assert sent(device) == 1
+    (message,) = device.state.connection.execute("SELECT message FROM messages").fetchone()
+    assert decode(message, Fragment).dummy
+    device.take_plan(plan(2), confirmed=False)
+    assert device.pending() == pending, "the same one when the round is announced again"
+    receipts(device, 1)
+    device.advance()
+    assert device.charged() == [1, 2]
+
+
+def test_through_a_mixer_it_asks_as_often_as_it_would_send(device: Device) -> None:
+    """A mixer lets nothing out before there are enough messages, and all boards may wait."""
+    goes_by(device, 1, mixer=MIXER)
+    goes_by(device, 2, mixer=MIXER)
+    (asked,) = device.pending().values()
+    assert len(asked) == RoundTask.of(plan(2)).release.blocks
+    receipts(device, 1)
+    device.advance()
+    assert device.charged() == [1, 2]
+
+
+def test_a_device_waits_without_turning_round(device: Device) -> None:
+    goes_by(device, 1)
+    goes_by(device, 2)
+    assert device.cycle.due_in_s() == float("inf")
+
+
+def test_it_asks_for_no_receipt_of_a_round_that_is_nearly_over(device: Device) -> None:
+    goes_by(device, 1)
+    goes_by(device, 2, deadline=device.clock.unix() + SLOT_S)
+    assert device.pending() == {}
+    assert sent(device) == 0
+
+
+def test_it_still_waits_after_a_restart(tmp_path: Path) -> None:
+    with open_device(tmp_path) as device:
+        goes_by(device, 1)
+    with open_device(tmp_path) as device:
+        goes_by(device, 2)
+        pending = device.pending()
+        assert device.charged() == [1]
+    with open_device(tmp_path) as device:
+        goes_by(device, 2)
+        assert device.pending() == pending, "one dummy a round, whatever happens in between"
+        receipts(device, 1)
+        device.advance()
+        assert device.charged() == [1, 2]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["never", "after the next plan"])
+def test_who_sits_out_waits_as_who_takes_part(tmp_path: Path, late: bool) -> None:
+    """Where dummies hide it, receipts that are withheld, or come late, must not tell the two apart."""
+    seen = []
+    for rate in (1.0, 0.01):
+        limits = {"dummy_traffic": True, "maximum_sampling_rate": rate}
+        with open_device(tmp_path / str(rate), limits=limits) as device:
+            trace: list[Any] = []
+            goes_by(device, 1)
+            (first,) = device.pending().values()
+            trace.append(sent(device))
+            device.take_plan(plan(2), confirmed=False)
+            if late:
+                device.cycle.take_receipts(Receipts(first[0]))
+            goes_by(device, 2)
+            trace += [sent(device), {number: len(them) for number, them in device.pending().items()}]
+            goes_by(device, 3)
+            trace += [sent(device), {number: len(them) for number, them in device.pending().items()}]
+            assert len(device.charged()) == ((1 + late) if rate == 1.0 else 0)
+            seen.append(trace)
+    assert seen[0] == seen[1]
