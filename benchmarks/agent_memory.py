@@ -39,6 +39,7 @@ from benchmarks.process_memory import Watch, memory_of
 from benchmarks.programs import ROOT, environment, python, stop
 from benchmarks.swarm import run_swarm
 from benchmarks.swarm_rounds import SETTINGS, SUMS
+from coordinator.brokers.mosquitto import find_mosquitto
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.models.built_ins import built_in
@@ -46,7 +47,7 @@ from simulation.choices import settle
 from simulation.data.shards import prepare_data
 from simulation.data.source import open_source
 from simulation.layout import Layout
-from simulation.programs.broker import BrokerAddress, find_mosquitto, reserved_port, wait_until_ready
+from simulation.programs.broker import BrokerAddress, reserved_port, wait_until_ready
 from simulation.programs.configurations import write_configurations
 from simulation.programs.ledgers import begin_ledgers
 from simulation.programs.supervisor import Supervisor, python_module

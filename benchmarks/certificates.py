@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -26,11 +27,13 @@ class BrokerCertificate:
         authority: the certificate of who signed it.
         certificate: the broker's.
         key: the broker's secret.
+        clients: certificate and secret of each client, by its name.
     """
 
     authority: Path
     certificate: Path
     key: Path
+    clients: dict[str, tuple[Path, Path]]
 
     @property
     def options(self) -> list[str]:
@@ -39,9 +42,14 @@ class BrokerCertificate:
 
 
 def broker_certificate(
-    directory: Path, *, name: str = "127.0.0.1", begins_in_days: float = -1, ends_in_days: float = 30
+    directory: Path,
+    *,
+    name: str = "127.0.0.1",
+    begins_in_days: float = -1,
+    ends_in_days: float = 30,
+    clients: Sequence[str] = (),
 ) -> BrokerCertificate:
-    """A new authority, and a certificate of it for a name or an address."""
+    """A new authority, and certificates of it: for a name or an address, and for clients."""
     directory.mkdir(parents=True, exist_ok=True)
     now = datetime.now(UTC)
     ca_key, key = generate_private_key(SECP256R1()), generate_private_key(SECP256R1())
@@ -62,11 +70,22 @@ def broker_certificate(
         .add_extension(x509.SubjectAlternativeName([alternative]), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
-    files = BrokerCertificate(directory / "ca.pem", directory / "broker.pem", directory / "broker.key")
+    files = BrokerCertificate(directory / "ca.pem", directory / "broker.pem", directory / "broker.key", {})
     files.authority.write_bytes(authority.public_bytes(Encoding.PEM))
     files.certificate.write_bytes(certificate.public_bytes(Encoding.PEM))
-    files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    files.key.write_bytes(_secret(key))
+    for client in clients:
+        key = generate_private_key(SECP256R1())
+        own_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, client)])
+        certificate = _begun(own_name, ca_name, key, begins, ends).sign(ca_key, hashes.SHA256())
+        files.clients[client] = directory / f"{client}.pem", directory / f"{client}.key"
+        files.clients[client][0].write_bytes(certificate.public_bytes(Encoding.PEM))
+        files.clients[client][1].write_bytes(_secret(key))
     return files
+
+
+def _secret(key: EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def _begun(

@@ -27,9 +27,10 @@ import yaml
 
 from benchmarks.figures import BenchmarkError, Figure, Skipped
 from benchmarks.programs import ROOT, environment, python, run_program, stop
+from coordinator.brokers.mosquitto import find_mosquitto
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
-from simulation.programs.broker import find_mosquitto, reserved_port
+from simulation.programs.broker import reserved_port
 
 BOARDS: Final = 50
 WANTED_S: Final = 120.0

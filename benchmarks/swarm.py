@@ -24,6 +24,7 @@ import yaml
 
 from agent.noisy_sums import noisy_gradients
 from benchmarks.figures import BenchmarkError, Skipped
+from coordinator.brokers.mosquitto import find_mosquitto
 from coordinator.keys import load_signer
 from coordinator.reader import RoundRecord, StoreReader
 from dpagent.learning.data.dataset import Dataset
@@ -42,7 +43,7 @@ from dpagent.protocol.updates import Updates
 from dpagent.transport.events import Acknowledged, Received
 from dpagent.transport.session import MqttSession, Subscription
 from dpagent.transport.settings import MqttSettings
-from simulation.programs.broker import BrokerChild, choose_broker, find_mosquitto, wait_until_ready
+from simulation.programs.broker import BrokerChild, choose_broker, wait_until_ready
 from simulation.programs.supervisor import Supervisor, python_module
 from simulation.request import BrokerRequest
 

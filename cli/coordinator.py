@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.broker_config import broker_config
 from cli.commands import Commands
 from cli.configurations import FleetConfig, SetOptions, coordinator_settings
 from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
@@ -30,6 +31,7 @@ app.add_typer(ca.app, name="ca")
 app.command()(invite)
 app.command()(enrolment)
 app.add_typer(devices.app, name="devices")
+app.command("broker-config")(broker_config)
 
 
 @app.command()

@@ -9,9 +9,6 @@ alone. The ledgers are begun here, once and on purpose, as an integrator begins 
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import os
 import re
 import secrets
 import shutil
@@ -23,8 +20,11 @@ from typing import Any, Final
 
 import yaml
 
+from coordinator.brokers.deployment import Deployment, User
+from coordinator.brokers.mosquitto import access, configuration, hashes
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.data.splits import split
+from dpagent.protocol.access import Role
 from simulation.data.source import open_source
 from simulation.presets import PRESETS
 from simulation.request import DataSelection
@@ -33,8 +33,6 @@ HERE: Final = Path(__file__).parent
 FLEET: Final = "digits"
 DELTA: Final = 1e-5
 GRID_S: Final = 0.1
-ITERATIONS: Final = 101
-"""Of Mosquitto's password hashes. The passwords are 32 random bytes, so that nobody guesses one."""
 AGENTS: Final = tuple(
     name
     for name in yaml.safe_load((HERE / "compose.yaml").read_text())["services"]
@@ -84,9 +82,8 @@ def write_fleet(directory: Path) -> None:
     write_yaml(directory / "coordinator" / "fleet.yaml", coordinator(len(source.train) / len(AGENTS)))
     broker = directory / "broker"
     broker.mkdir()
-    (broker / "mosquitto.conf").write_text(MOSQUITTO)
-    (broker / "passwords").write_text("".join(f"{name}:{hashed(word)}\n" for name, word in passwords.items()))
-    (broker / "access").write_text(access())
+    for name, text in broker_files(passwords).items():
+        (broker / name).write_text(text)
     for path in directory.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
 
@@ -153,37 +150,18 @@ def mqtt(user: str) -> Values:
     return {"url": "mqtt://broker:1883", "username": user, "password_file": "password"}
 
 
-MOSQUITTO: Final = """\
-listener 1883
-allow_anonymous false
-password_file /mosquitto/config/passwords
-acl_file /mosquitto/config/access
-persistence true
-persistence_location /mosquitto/data/
-max_queued_messages 100000
-max_queued_bytes 268435456
-message_size_limit 65536
-log_dest stdout
-"""
-
-
-def access() -> str:
-    """Mosquitto's access rules: docs/protocol.md, Topics."""
-    announced = ("plan", "model/+", "asset/+/+", "receipts")
-    lines = ["user coordinator", f"topic read dpagent/v1/{FLEET}/fragments"]
-    lines += [f"topic readwrite dpagent/v1/{FLEET}/plan"]
-    lines += [f"topic write dpagent/v1/{FLEET}/{topic}" for topic in announced[1:]]
-    for name in AGENTS:
-        lines += [f"user {name}", f"topic write dpagent/v1/{FLEET}/fragments"]
-        lines += [f"topic read dpagent/v1/{FLEET}/{topic}" for topic in announced]
-    return "\n".join(lines) + "\n"
-
-
-def hashed(password: str) -> str:
-    """A password as mosquitto_passwd writes it: PBKDF2 with SHA-512."""
-    salt = os.urandom(12)
-    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, ITERATIONS)
-    return f"$7${ITERATIONS}${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}"
+def broker_files(passwords: dict[str, str]) -> dict[str, str]:
+    """Mosquitto's, which listens on the network that the containers have for themselves."""
+    roles = {"coordinator": Role.COORDINATOR}
+    users = tuple(User(name, roles.get(name, Role.BOARD), word) for name, word in passwords.items())
+    place = Path("/mosquitto/config")
+    deployment = Deployment(FLEET, place, "", 1883, None, users)
+    options = [f"password_file {place}/passwords", f"acl_file {place}/access"]
+    return {
+        "mosquitto.conf": configuration(deployment, "/mosquitto/data", options, user=None),
+        "passwords": hashes(users),
+        "access": access(deployment),
+    }
 
 
 def said(expected: str, compose: Sequence[str], directory: Path, service: str, *command: str) -> str:

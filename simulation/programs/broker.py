@@ -9,9 +9,7 @@ from __future__ import annotations
 import getpass
 import os
 import secrets
-import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,7 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from coordinator.brokers.deployment import Deployment, User
+from coordinator.brokers.mosquitto import configuration, find_mosquitto, hashes
 from dpagent.errors import BrokerError
+from dpagent.protocol.access import Role
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.transport.events import Connected, Disconnected
 from dpagent.transport.session import MqttSession
@@ -57,13 +58,6 @@ class BrokerChild:
 
     command: list[str]
     address: BrokerAddress
-
-
-def find_mosquitto() -> str | None:
-    """Where Mosquitto is installed, also where a user's PATH does not look."""
-    return shutil.which("mosquitto") or shutil.which(
-        "mosquitto", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
-    )
 
 
 @contextmanager
@@ -130,31 +124,14 @@ def reserved_port(port: int) -> Iterator[int]:
 
 
 def _configure_mosquitto(directory: Path, port: int, secret: Path) -> Path:
-    passwords, file = directory / "passwords", directory / "mosquitto.conf"
-    tool = shutil.which("mosquitto_passwd") or "mosquitto_passwd"
-    write_atomically(passwords, f"{_USER}:{secret.read_text().strip()}\n".encode(), mode=0o600)
-    try:
-        # Hashes the file in place, so that the password is never on a command line.
-        subprocess.run([tool, "-U", str(passwords)], check=True, capture_output=True, timeout=30)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise BrokerError(f"mosquitto_passwd failed ({error}). Try {named('broker', 'embedded')}.") from error
-    lines = [
-        f"listener {port} 127.0.0.1",
-        "allow_anonymous false",
-        f"password_file {passwords.absolute()}",
-        f"user {getpass.getuser()}",
-        "persistence true",
-        f"persistence_location {directory.absolute()}/",
-        "autosave_interval 5",
-        # The defaults drop messages of a subscriber that is away beyond a thousand.
-        "max_queued_messages 100000",
-        "max_queued_bytes 268435456",
-        "message_size_limit 65536",
-        "log_dest stdout",
-        "log_type error",
-        "log_type warning",
-    ]
-    write_atomically(file, ("\n".join(lines) + "\n").encode())
+    place, file = directory.absolute(), directory / "mosquitto.conf"
+    # One user is all roles: everything runs on this machine.
+    user = User(_USER, Role.COORDINATOR, secret.read_text().strip())
+    deployment = Deployment("demo", place, "127.0.0.1", port, None, (user,))
+    write_atomically(directory / "passwords", hashes(deployment.users).encode(), mode=0o600)
+    options = [f"password_file {place}/passwords"]
+    text = configuration(deployment, str(place), options, user=getpass.getuser(), autosave_s=5)
+    write_atomically(file, text.encode())
     return file
 
 

@@ -27,6 +27,7 @@ WITH = {
     ("model", "show"): ["digits"],
     ("model", "graph"): ["digits"],
     ("bench",): ["digits"],
+    ("coordinator", "broker-config"): ["mosquitto"],
     ("personalise",): ["--config", "nowhere.yaml"],
 }
 """What a command needs besides, none of which exists."""

@@ -18,7 +18,8 @@ from agent.audit import verify
 from benchmarks.agent_memory import await_said, prepared_fleet, tls_broker, write_part
 from benchmarks.demo import mnist_directory
 from benchmarks.figures import Skipped
-from simulation.programs.broker import find_mosquitto, wait_until_ready
+from coordinator.brokers.mosquitto import find_mosquitto
+from simulation.programs.broker import wait_until_ready
 from simulation.programs.supervisor import Supervisor, python_module
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy]

@@ -1,0 +1,1 @@
+"""Configurations of MQTT brokers: TLS, access rules for each role, limits and persistence."""

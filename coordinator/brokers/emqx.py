@@ -1,0 +1,137 @@
+"""EMQX 5: ``emqx.conf``, users for its built-in database, and access rules.
+
+https://docs.emqx.com/en/emqx/latest/configuration/configuration.html, …/access-control/authn/mnesia.html and
+…/access-control/authz/file.html. Written from these pages: no package registry that the test suite reaches
+has EMQX, so no line of it was ever run (docs/brokers.md).
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from typing import ClassVar
+
+from coordinator.brokers.deployment import (
+    MESSAGE_BYTES,
+    QUEUED_MESSAGES,
+    Command,
+    Deployment,
+    User,
+    Written,
+    require_no_revocations,
+)
+from dpagent.protocol.access import Role
+
+
+class Emqx:
+    """See the module's text."""
+
+    name: ClassVar[str] = "emqx"
+    package: ClassVar[str] = "https://docs.emqx.com/en/emqx/latest/deploy/install.html"
+
+    def find(self) -> str | None:
+        """The program, where it is installed."""
+        return shutil.which("emqx")
+
+    def files(self, deployment: Deployment) -> dict[str, Written]:
+        """Configuration, users and rules."""
+        require_no_revocations(deployment, "EMQX takes no file of revoked certificates: it fetches a list")
+        directory = deployment.directory
+        kind = "tcp" if deployment.tls is None else "ssl"
+        listener: dict[str, object] = {"bind": f"{deployment.address or '0.0.0.0'}:{deployment.port}"}
+        if (tls := deployment.tls) is not None:
+            listener["ssl_options"] = {
+                "certfile": str(tls.certificate),
+                "keyfile": str(tls.key),
+                "versions": ["tlsv1.3", "tlsv1.2"],
+                **(
+                    {}
+                    if tls.authority is None
+                    else {
+                        "cacertfile": str(tls.authority),
+                        "verify": "verify_peer",
+                        "fail_if_no_peer_cert": True,
+                    }
+                ),
+            }
+        if deployment.wants_certificates:
+            # The authority has let them in, and their name is in the certificate.
+            listener["enable_authn"] = False
+        settings = {
+            "node": {
+                "name": "emqx@127.0.0.1",
+                "cookie": secrets.token_urlsafe(32),
+                "data_dir": str(directory / "data"),
+            },
+            "listeners": {
+                each: {"default": {**listener, "enable": True} if each == kind else {"enable": False}}
+                for each in ("tcp", "ssl", "ws", "wss")
+            },
+            "mqtt": {
+                "max_packet_size": f"{MESSAGE_BYTES // 1_024}KB",
+                "max_mqueue_len": QUEUED_MESSAGES,
+                "session_expiry_interval": "168h",
+                "wildcard_subscription": False,
+                "shared_subscription": False,
+                **({"peer_cert_as_username": "cn"} if deployment.wants_certificates else {}),
+            },
+            "retainer": {
+                "enable": True,
+                "max_payload_size": f"{MESSAGE_BYTES // 1_024}KB",
+                "backend": {"type": "built_in_database", "storage_type": "disc"},
+            },
+            "authentication": [
+                {
+                    "mechanism": "password_based",
+                    "backend": "built_in_database",
+                    "user_id_type": "username",
+                    "bootstrap_file": str(directory / "users.csv"),
+                    "bootstrap_type": "plain",
+                }
+            ],
+            "authorization": {
+                "no_match": "deny",
+                "deny_action": "disconnect",
+                "sources": [{"type": "file", "enable": True, "path": str(directory / "acl.conf")}],
+            },
+            "dashboard": {"listeners": {"http": {"bind": 0}}},
+        }
+        users = "".join(f"{user.name},{user.password},false\n" for user in deployment.users)
+        return {
+            # HOCON takes JSON.
+            "emqx.conf": Written(json.dumps(settings, indent=2) + "\n", 0o600),
+            "users.csv": Written(f"user_id,password,is_superuser\n{users}", 0o600),
+            "acl.conf": Written(_rules(deployment), 0o600),
+        }
+
+    def command(self, program: str, deployment: Deployment) -> Command:
+        """In the foreground, with the configuration of this directory."""
+        return Command((program, "foreground"), {"EMQX_ETC_DIR": str(deployment.directory)})
+
+    def remarks(self, deployment: Deployment) -> list[str]:
+        """What its operator has to know."""
+        return [
+            "This configuration was written from EMQX's documentation and never run: try each right with "
+            "`dpagent doctor` before a fleet depends on it.",
+            "For an installed service, copy the files to /etc/emqx.",
+        ]
+
+
+def _rules(deployment: Deployment) -> str:
+    """Erlang terms, of which the first that fits decides."""
+    lines = []
+    for user in deployment.users:
+        if user.role is not Role.BOARD or not deployment.wants_certificates:
+            lines += _allowed(f'{{username, "{user.name}"}}', deployment, user)
+    if deployment.wants_certificates:
+        lines += _allowed("all", deployment, User("", Role.BOARD, ""))
+    return "\n".join([*lines, "{deny, all}."]) + "\n"
+
+
+def _allowed(who: str, deployment: Deployment, user: User) -> list[str]:
+    lines = []
+    for may, action in (("write", "publish"), ("read", "subscribe")):
+        topics = ", ".join(f'"{each}"' for each in deployment.filters(user.role, may))
+        lines.append(f"{{allow, {who}, {action}, [{topics}]}}.")
+    return lines

@@ -1,0 +1,147 @@
+"""Mosquitto 2: one configuration file, a file of password hashes, and one of access rules.
+
+https://mosquitto.org/man/mosquitto-conf-5.html. A refused publication is acknowledged all the same over MQTT
+3.1.1, and answered with a reason over MQTT 5. Subscriptions are not checked, only what they deliver.
+"""
+
+from __future__ import annotations
+
+import base64
+import getpass
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Final
+
+from coordinator.brokers.deployment import (
+    MESSAGE_BYTES,
+    QUEUED_BYTES,
+    QUEUED_MESSAGES,
+    Command,
+    Deployment,
+    User,
+    Written,
+)
+from dpagent.protocol.access import Role
+
+ITERATIONS: Final = 101
+"""Of Mosquitto's password hashes, as it has them. The passwords are 32 random bytes: nobody guesses one."""
+PLACES: Final = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
+"""Where a user's PATH may not look."""
+
+
+class Mosquitto:
+    """See the module's text."""
+
+    name: ClassVar[str] = "mosquitto"
+    package: ClassVar[str] = "apt-get install mosquitto"
+
+    def find(self) -> str | None:
+        """The program, where it is installed."""
+        return find_mosquitto()
+
+    def files(self, deployment: Deployment) -> dict[str, Written]:
+        """Configuration, hashes and rules."""
+        directory = str(deployment.directory)
+        options = []
+        if deployment.users:
+            options.append(f"password_file {directory}/passwords")
+        options.append(f"acl_file {directory}/access")
+        lines = configuration(deployment, f"{directory}/data", options, user=getpass.getuser())
+        return {
+            "mosquitto.conf": Written(lines),
+            "passwords": Written(hashes(deployment.users), 0o600),
+            "access": Written(access(deployment), 0o600),
+        }
+
+    def command(self, program: str, deployment: Deployment) -> Command:
+        """In the foreground, as any child."""
+        (deployment.directory / "data").mkdir(mode=0o700, exist_ok=True)
+        return Command((program, "-c", str(deployment.directory / "mosquitto.conf")), {})
+
+    def remarks(self, deployment: Deployment) -> list[str]:
+        """What its operator has to know."""
+        return [
+            "Over MQTT 3.1.1, Mosquitto acknowledges what it refuses. `dpagent doctor` tries each topic.",
+            "Mosquitto reads certificates, revocations, passwords and rules again at SIGHUP.",
+        ]
+
+
+def find_mosquitto() -> str | None:
+    """Where Mosquitto is installed."""
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path=PLACES)
+
+
+def configuration(
+    deployment: Deployment, store: str, options: Iterable[str], *, user: str | None, autosave_s: int = 30
+) -> str:
+    """The text of ``mosquitto.conf``.
+
+    Args:
+        deployment: what it is for.
+        store: the directory of its database.
+        options: further lines: of passwords and access rules.
+        user: it becomes this one if root starts it; None leaves that to Mosquitto.
+        autosave_s: how often it writes what it keeps.
+    """
+    listener = [f"listener {deployment.port}"]
+    if deployment.address:
+        listener = [f"listener {deployment.port} {deployment.address}"]
+    if (tls := deployment.tls) is not None:
+        listener += [f"certfile {tls.certificate}", f"keyfile {tls.key}", "tls_version tlsv1.2"]
+        if tls.authority is not None:
+            listener += [
+                f"cafile {tls.authority}",
+                "require_certificate true",
+                "use_identity_as_username true",
+            ]
+        if tls.revoked is not None:
+            listener.append(f"crlfile {tls.revoked}")
+    lines = [
+        *listener,
+        "allow_anonymous false",
+        *options,
+        *([] if user is None else [f"user {user}"]),
+        "persistence true",
+        f"persistence_location {store}/",
+        f"autosave_interval {autosave_s}",
+        # The defaults drop messages of a subscriber that is away beyond a thousand.
+        f"max_queued_messages {QUEUED_MESSAGES}",
+        f"max_queued_bytes {QUEUED_BYTES}",
+        f"message_size_limit {MESSAGE_BYTES}",
+        "persistent_client_expiration 7d",
+        "log_dest stdout",
+        "log_type error",
+        "log_type warning",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def access(deployment: Deployment) -> str:
+    """The text of the access rules. Whoever shows a certificate of the fleet has at least those of boards."""
+    lines: list[str] = []
+    for user in deployment.users:
+        if user.role is not Role.BOARD or not deployment.wants_certificates:
+            lines += [f"user {user.name}", *_lines("topic", deployment, user)]
+    if deployment.wants_certificates:
+        lines += _lines("pattern", deployment, User("", Role.BOARD, ""))
+    return "\n".join(lines) + "\n"
+
+
+def _lines(kind: str, deployment: Deployment, user: User) -> Sequence[str]:
+    return [
+        f"{kind} {may} {topics}" for may in ("read", "write") for topics in deployment.filters(user.role, may)
+    ]
+
+
+def hashes(users: Iterable[User]) -> str:
+    """The text of the file of passwords."""
+    return "".join(f"{each.name}:{hashed(each.password)}\n" for each in users)
+
+
+def hashed(password: str) -> str:
+    """A password as ``mosquitto_passwd`` writes it: PBKDF2 with SHA-512."""
+    salt = os.urandom(12)
+    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, ITERATIONS)
+    return f"$7${ITERATIONS}${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}"

@@ -1,0 +1,189 @@
+"""RabbitMQ with its MQTT plugin: ``rabbitmq.conf``, the plugins, and definitions of users and rules.
+
+https://www.rabbitmq.com/docs/mqtt. MQTT topics become routing keys of the exchange ``amq.topic``, with ``.``
+for ``/``; rules are regular expressions over them. A refused publication or subscription ends the connection.
+Nothing that is retained reaches a subscription with wildcards, which these rules refuse anyway.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from typing import Any, ClassVar, Final
+
+from coordinator.brokers.deployment import (
+    MESSAGE_BYTES,
+    QUEUED_MESSAGES,
+    Command,
+    Deployment,
+    User,
+    Written,
+    by_name_and_certificate,
+    require_no_revocations,
+)
+from dpagent.protocol.access import Role
+
+BOARDS: Final = "board"
+"""The user that boards are which show a certificate and give no name."""
+_EXCHANGE: Final = "amq.topic"
+_OWN_QUEUES: Final = r"^mqtt-subscription-.*$"
+_QUEUES: Final = r"^(amq\.topic|mqtt-subscription-.*)$"
+_SERVERS: Final = "/usr/lib/rabbitmq/bin"
+"""Where Debian has the program itself; that in the PATH becomes another user, and logs elsewhere."""
+_DISTRIBUTION: Final = 20_000
+"""How far above the port of MQTT the node's own port is, or below, as for RabbitMQ's other ports."""
+
+
+class RabbitMq:
+    """See the module's text."""
+
+    name: ClassVar[str] = "rabbitmq"
+    package: ClassVar[str] = "apt-get install rabbitmq-server"
+
+    def find(self) -> str | None:
+        """The program, where it is installed."""
+        return shutil.which("rabbitmq-server", path=_SERVERS) or shutil.which("rabbitmq-server")
+
+    def files(self, deployment: Deployment) -> dict[str, Written]:
+        """Configuration, plugins and definitions."""
+        require_no_revocations(deployment, "RabbitMQ takes no file of revoked certificates here")
+        guest = secrets.token_urlsafe(32)
+        users = list(deployment.users)
+        if deployment.wants_certificates:
+            users.append(User(BOARDS, Role.BOARD, guest))
+        definitions = json.dumps(_definitions(deployment, users), indent=2) + "\n"
+        return {
+            "rabbitmq.conf": Written(_configuration(deployment, guest), 0o600),
+            "enabled_plugins": Written("[rabbitmq_mqtt].\n"),
+            "definitions.json": Written(definitions, 0o600),
+        }
+
+    def command(self, program: str, deployment: Deployment) -> Command:
+        """In the foreground, with a node name, a cookie and a database of its own."""
+        place, port = deployment.directory, deployment.port
+        node_port = port + (_DISTRIBUTION if port < 65_536 - _DISTRIBUTION else -_DISTRIBUTION)
+        return Command(
+            (program,),
+            {
+                "HOME": str(place),
+                "RABBITMQ_CONF_ENV_FILE": os.devnull,
+                "RABBITMQ_NODENAME": f"dpagent-{port}@localhost",
+                "RABBITMQ_CONFIG_FILE": str(place / "rabbitmq.conf"),
+                "RABBITMQ_ENABLED_PLUGINS_FILE": str(place / "enabled_plugins"),
+                "RABBITMQ_MNESIA_BASE": str(place / "data"),
+                "RABBITMQ_LOG_BASE": str(place / "log"),
+                "RABBITMQ_PID_FILE": str(place / "pid"),
+                "RABBITMQ_DIST_PORT": str(node_port),
+                # The node talks to no other.
+                "ERL_EPMD_ADDRESS": "127.0.0.1",
+                "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+                # The script then becomes the server, whose process can be ended by its id.
+                "RUNNING_UNDER_SYSTEMD": "true",
+            },
+        )
+
+    def remarks(self, deployment: Deployment) -> list[str]:
+        """What its operator has to know."""
+        return [
+            "For an installed service, copy rabbitmq.conf and enabled_plugins to /etc/rabbitmq, and let "
+            "load_definitions name definitions.json where the service may read it.",
+            *by_name_and_certificate(deployment, "RabbitMQ"),
+        ]
+
+
+def _configuration(deployment: Deployment, guest: str) -> str:
+    kind = "tcp" if deployment.tls is None else "ssl"
+    lines = [
+        "listeners.tcp = none",
+        f"mqtt.listeners.{kind}.1 = {deployment.address or '0.0.0.0'}:{deployment.port}",
+        f"mqtt.exchange = {_EXCHANGE}",
+        "mqtt.vhost = /",
+        # On disk; the other store forgets at a restart.
+        "mqtt.retained_message_store = rabbit_mqtt_retained_msg_store_dets",
+        f"max_message_size = {MESSAGE_BYTES}",
+        f"load_definitions = {deployment.directory}/definitions.json",
+        "log.console = true",
+        "log.console.level = warning",
+        "log.file = false",
+    ]
+    if kind == "ssl":
+        lines.append("mqtt.listeners.tcp = none")
+    if (tls := deployment.tls) is not None:
+        lines += [
+            f"ssl_options.certfile = {tls.certificate}",
+            f"ssl_options.keyfile = {tls.key}",
+            f"ssl_options.cacertfile = {tls.authority or tls.certificate}",
+            f"ssl_options.verify = {'verify_none' if tls.authority is None else 'verify_peer'}",
+            f"ssl_options.fail_if_no_peer_cert = {str(tls.authority is not None).lower()}",
+            "ssl_options.versions.1 = tlsv1.3",
+            "ssl_options.versions.2 = tlsv1.2",
+        ]
+    if deployment.wants_certificates:
+        lines += [
+            "mqtt.allow_anonymous = true",
+            f"mqtt.default_user = {BOARDS}",
+            f"mqtt.default_pass = {guest}",
+        ]
+    else:
+        lines.append("mqtt.allow_anonymous = false")
+    return "\n".join(lines) + "\n"
+
+
+def _definitions(deployment: Deployment, users: list[User]) -> dict[str, Any]:
+    """What ``rabbitmqctl import_definitions`` takes."""
+    return {
+        "vhosts": [{"name": "/"}],
+        "users": [
+            {
+                "name": user.name,
+                "password_hash": hashed(user.password),
+                "hashing_algorithm": "rabbit_password_hashing_sha256",
+                "tags": "",
+            }
+            for user in users
+        ],
+        "permissions": [
+            {"user": user.name, "vhost": "/", "configure": _OWN_QUEUES, "write": _QUEUES, "read": _QUEUES}
+            for user in users
+        ],
+        "topic_permissions": [
+            {
+                "user": user.name,
+                "vhost": "/",
+                "exchange": _EXCHANGE,
+                **{may: expression(deployment.filters(user.role, may)) for may in ("read", "write")},
+            }
+            for user in users
+        ],
+        "policies": [
+            {
+                "vhost": "/", "name": "fragments", "pattern": _OWN_QUEUES, "apply-to": "queues",
+                "definition": {"max-length": QUEUED_MESSAGES, "overflow": "drop-head"}, "priority": 0,
+            }
+        ],
+    }  # fmt: skip
+
+
+def expression(filters: list[str]) -> str:
+    """The regular expression of routing keys that filters allow; without a filter, of none.
+
+    >>> expression(["dpagent/v1/porch/plan", "dpagent/v1/porch/model/+"])
+    '^(dpagent\\\\.v1\\\\.porch\\\\.plan|dpagent\\\\.v1\\\\.porch\\\\.model\\\\.[a-z0-9-]+)$'
+    """
+    # A literal + of an MQTT filter becomes * in a binding: an expression without it allows no wildcards.
+    keys = [
+        r"\.".join("[a-z0-9-]+" if level == "+" else re.escape(level) for level in each.split("/"))
+        for each in filters
+    ]
+    return f"^({'|'.join(keys)})$" if keys else "^$"
+
+
+def hashed(password: str) -> str:
+    """A password as RabbitMQ keeps it: a salt of four bytes, and SHA-256 over salt and password."""
+    salt = os.urandom(4)
+    return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()

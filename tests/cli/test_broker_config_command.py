@@ -1,0 +1,150 @@
+"""``dpagent coordinator broker-config``: what it writes, keeps, refuses; tests/conformance runs brokers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+from commands import Result, dpagent
+from fleets import write_fleet
+
+from benchmarks.certificates import broker_certificate
+from dpagent.errors import ExitCode
+
+ALL = ("mosquitto", "rabbitmq", "nats", "emqx")
+BOARDS = ("--board", "attic", "--board", "cellar")
+
+
+def broker_config(folder: Path, software: str, *options: str | Path) -> Result:
+    file = folder / "fleet.yaml"
+    if not file.exists():
+        write_fleet(folder, None, fleet="porch")
+    return dpagent(
+        "coordinator", "broker-config", software, "--config", file, "--directory", folder / "broker", *options
+    )
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> list[Path | str]:
+    files = broker_certificate(tmp_path_factory.mktemp("tls"))
+    return ["--certificate", files.certificate, "--key", files.key]
+
+
+@pytest.fixture(scope="module")
+def authority(tls: list[Path | str]) -> list[Path | str]:
+    return ["--authority", Path(tls[1]).with_name("ca.pem")]
+
+
+@pytest.mark.parametrize("software", ALL)
+def test_each_user_gets_a_password_that_only_the_owner_may_read_and_keeps_it(
+    tmp_path: Path, tls: list[Path | str], software: str
+) -> None:
+    result = broker_config(tmp_path, software, *tls, *BOARDS)
+    assert result.returncode == 0, result.stderr
+    users = tmp_path / "broker" / "users"
+    assert sorted(file.name for file in users.iterdir()) == ["attic", "cellar", "coordinator"]
+    words = {file.name: file.read_text() for file in users.iterdir()}
+    assert len(set(words.values())) == 3
+    for name, word in words.items():
+        assert f"mqtt.username {name}, mqtt.password_file {users / name}" in result.stdout
+        for file in (tmp_path / "broker").rglob("*"):
+            if file.is_file() and word.strip() in file.read_text():
+                assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    assert broker_config(tmp_path, software, *tls, *BOARDS, "--board", "loft").returncode == 0
+    assert {name: (users / name).read_text() for name in words} == words
+    assert (users / "loft").exists()
+
+
+@pytest.mark.parametrize("software", ALL)
+@pytest.mark.parametrize("mutual", [False, True], ids=["passwords", "certificates"])
+def test_no_rule_has_a_wildcard_over_levels_and_boards_have_no_other_topic(
+    tmp_path: Path, tls: list[Path | str], authority: list[Path | str], software: str, mutual: bool
+) -> None:
+    who = authority if mutual else [*BOARDS]
+    assert broker_config(tmp_path, software, *tls, *who, "--mixer").returncode == 0
+    for file in (tmp_path / "broker").iterdir():
+        text = file.read_text() if file.is_file() else ""
+        assert "#" not in text
+        for name in re.findall(r"dpagent[/.\\]+v1[/.\\]+(\w+)", text):
+            assert name == "porch"
+
+
+def test_who_shows_a_certificate_needs_no_name_in_the_rules(
+    tmp_path: Path, tls: list[Path | str], authority: list[Path | str]
+) -> None:
+    assert broker_config(tmp_path, "mosquitto", *tls, *authority).returncode == 0
+    text = (tmp_path / "broker" / "mosquitto.conf").read_text()
+    assert "require_certificate true\nuse_identity_as_username true" in text
+    rules = (tmp_path / "broker" / "access").read_text()
+    assert "pattern write dpagent/v1/porch/fragments" in rules
+    assert "pattern write dpagent/v1/porch/plan" not in rules
+    assert "user coordinator" in rules
+
+
+def test_files_of_emqx_are_well_formed(tmp_path: Path, tls: list[Path | str]) -> None:
+    """No more can be tried: EMQX is in no registry that is reached here."""
+    result = broker_config(tmp_path, "emqx", *tls, *BOARDS)
+    assert "never run" in result.stdout
+    settings = json.loads((tmp_path / "broker" / "emqx.conf").read_text())
+    assert settings["authorization"]["no_match"] == "deny"
+    rules = (tmp_path / "broker" / "acl.conf").read_text().splitlines()
+    assert rules[-1] == "{deny, all}."
+    assert all(
+        re.fullmatch(r"\{allow, \{username, \"[a-z]+\"\}, \w+, \[.*\]\}\.", rule) for rule in rules[:-1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ([], "--certificate"),
+        (["--plain"], "--plain"),
+        (["--plain", "--address", "192.0.2.1", *BOARDS], "192.0.2.1"),
+        (["--plain", "--address", "127.0.0.1"], "--board"),
+        (["--plain", "--address", "127.0.0.1", "--board", "a b"], "a b"),
+        (["--plain", "--address", "127.0.0.1", "--board", "coordinator"], "coordinator"),
+        (["--plain", "--address", "127.0.0.1", "--board", "a", "--board", "a"], "twice"),
+        (["--plain", "--address", "127.0.0.1", "--key", "k.pem", *BOARDS], "--key"),
+        (["--certificate", "no.pem", "--key", "no.key", *BOARDS], "no.pem"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence_and_nothing_is_written(
+    tmp_path: Path, options: list[str], names: str
+) -> None:
+    result = broker_config(tmp_path, "mosquitto", *options)
+    assert result.returncode == ExitCode.USAGE
+    assert names in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "broker").exists()
+
+
+def test_certificates_and_names_do_not_go_together(
+    tmp_path: Path, tls: list[Path | str], authority: list[Path | str]
+) -> None:
+    assert broker_config(tmp_path, "nats", *tls, *authority, *BOARDS).returncode == ExitCode.USAGE
+    assert broker_config(tmp_path, "nats", *tls, "--revoked", tls[1], *BOARDS).returncode == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("software", ["rabbitmq", "nats", "emqx"])
+def test_a_broker_that_takes_no_revocations_says_so(
+    tmp_path: Path, tls: list[Path | str], authority: list[Path | str], software: str
+) -> None:
+    result = broker_config(tmp_path, software, *tls, *authority, "--revoked", tls[1])
+    assert result.returncode == ExitCode.USAGE
+    assert "mosquitto" in result.stderr
+
+
+def test_a_broker_that_is_not_installed_is_named_before_anything_is_written(
+    tmp_path: Path, tls: list[Path | str]
+) -> None:
+    result = dpagent(
+        "coordinator", "broker-config", "emqx", "--config", write_fleet(tmp_path, None), "--directory",
+        tmp_path / "broker", *tls, *BOARDS, "--run", PATH=os.fspath(tmp_path),
+    )  # fmt: skip
+    assert result.returncode == ExitCode.BROKER
+    assert "emqx is not installed" in result.stderr
+    assert not (tmp_path / "broker").exists()
