@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo check test tests test-slow test-kills soak arm-root test-arm deb bundle containers test-containers lint coverage mutation bench format clean help
+.PHONY: demo check test tests test-slow test-brokers test-kills soak arm-root test-arm deb bundle containers test-containers lint coverage mutation bench format clean help
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
@@ -23,16 +23,19 @@ demo: $(VENV)/demo ## Train a fleet privately on this machine; options: make dem
 	$(BIN)/dpagent demo $(ARGS)
 
 check: lint ## Lint, type-check, check the imports and run the quick tests: the inner loop
-	$(PYTEST) -m "not heavy and not slow" $(ARGS)
+	$(PYTEST) -m "not heavy and not slow and not brokers" $(ARGS)
 
 test: $(VENV)/dev ## Lint, and run every test that is not marked slow, side by side
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=line lint tests
+	$(MAKE) --no-print-directory --jobs 2 lint tests
 
 tests: $(VENV)/dev
 	$(PYTEST) $(ARGS)
 
 test-slow: $(VENV)/dev ## The slow tests too (half an hour more, on two cores)
-	$(PYTEST) -m "slow or not slow" $(ARGS)
+	$(PYTEST) -m "not brokers" $(ARGS)
+
+test-brokers: $(VENV)/dev ## Whole fleets on each broker that is installed: Mosquitto, RabbitMQ, NATS, amqtt (docs/brokers.md)
+	$(BIN)/python -m pytest -m "brokers or not brokers" tests/conformance $(ARGS)
 
 test-kills: $(VENV)/dev ## A thousand kills of programs and brokers: make test-kills ARGS="--kills 1000 --seed 7"
 	PYTHONPATH=tests $(BIN)/python -m crash.long $(ARGS)

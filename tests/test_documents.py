@@ -139,3 +139,8 @@ def test_the_threat_model_names_tests_where_they_are_and_every_attack() -> None:
     for name, tests in re.findall(r"`((?:\w+/)+test_\w+\.py)`: ((?:`test_\w+`(?:, )?)+)", page):
         assert set(re.findall(r"\w+", tests)) <= named_in(root / name), name
     assert len(re.findall(r"`test_\w+`", page)) > 15
+
+
+def test_the_page_of_brokers_has_what_the_suite_saw() -> None:
+    render = runpy.run_path(str(DOCS / "make_brokers.py"))["render"]
+    assert render() == (DOCS / "brokers.md").read_text(encoding="utf-8")

@@ -1,0 +1,126 @@
+"""Boards that show a certificate of the fleet's authority: who has none of it does not get in."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import paho.mqtt.client as paho
+import pytest
+from brokers import wait_until
+from observed import Observations
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from servers import BOARDS, FLEET, SOFTWARE, Server
+
+from benchmarks.certificates import broker_certificate
+from dpagent.protocol.topics import Topics
+
+pytestmark = [pytest.mark.brokers, pytest.mark.timeout(600)]
+
+TOPICS = Topics(FLEET)
+
+
+@pytest.fixture(scope="module", params=[name for name in SOFTWARE if name != "amqtt"])
+def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A broker that knows boards by their certificates."""
+    directory = tmp_path_factory.mktemp(f"guarded-{request.param}") / "server"
+    server = Server(request.param, directory, "certificates")
+    try:
+        yield server.start()
+    finally:
+        server.give_up()
+
+
+class Client:
+    """A client with a certificate, or none; with a name and a password, or none.
+
+    The library itself, to show what the program would not.
+    """
+
+    def __init__(
+        self, server: Server, pair: tuple[Path, Path] | None, name: str | None = None, *topics: str
+    ) -> None:
+        self.heard: list[tuple[str, bytes]] = []
+        self.subscribed, self.answered = threading.Event(), threading.Event()
+        self._client = client = paho.Client(
+            CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv311
+        )
+        context = ssl.create_default_context(cafile=server.certificates.authority)
+        if pair is not None:
+            context.load_cert_chain(*pair)
+        client.tls_set_context(context)
+        if name is not None:
+            client.username_pw_set(name, (server.directory / "broker" / "users" / name).read_text().strip())
+        client.on_message = lambda _client, _data, message: self.heard.append(
+            (message.topic, message.payload)
+        )
+        client.on_subscribe = lambda *_: self.subscribed.set()
+        client.on_publish = client.on_disconnect = lambda *_: self.answered.set()
+        if topics:
+            client.on_connect = lambda client, *_: client.subscribe([(topic, 1) for topic in topics])
+        with contextlib.suppress(OSError):  # A broker may refuse in the handshake.
+            client.connect("127.0.0.1", server.port)
+            client.loop_start()
+
+    def is_let_in(self) -> bool:
+        return self._client.is_connected()
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        self._client.publish(topic, payload, qos=1, retain=retain)
+
+    def close(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+@contextlib.contextmanager
+def client(
+    server: Server, pair: tuple[Path, Path] | None, name: str | None = None, *topics: str
+) -> Iterator[Client]:
+    found = Client(server, pair, name, *topics)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def test_a_certificate_is_a_boards_login_and_gives_it_a_boards_rights(guarded: Server) -> None:
+    pairs, coordinator = guarded.certificates.clients, "coordinator"
+    with (
+        client(guarded, pairs[coordinator], coordinator, TOPICS.fragments) as center,
+        client(guarded, pairs[BOARDS[0]], None, TOPICS.plan, TOPICS.receipts) as board,
+    ):
+        wait_until(center.subscribed.is_set, "the coordinator's subscription")
+        wait_until(board.subscribed.is_set, "the board's subscription")
+        with client(guarded, pairs[BOARDS[1]]) as forger:
+            wait_until(forger.is_let_in, "the other board's login")
+            forger.publish(TOPICS.plan, b"forged")
+            wait_until(forger.answered.is_set, "an answer, or the end of the connection")
+        center.publish(TOPICS.plan, b"plan")
+        wait_until(lambda: board.heard, "the plan")
+        assert board.heard == [(TOPICS.plan, b"plan")]
+    with (
+        client(guarded, pairs[coordinator], coordinator, TOPICS.fragments) as center,
+        client(guarded, pairs[BOARDS[1]]) as board,
+    ):
+        wait_until(center.subscribed.is_set, "the coordinator's subscription")
+        wait_until(board.is_let_in, "the board's login")
+        board.publish(TOPICS.fragments, b"fragment")
+        wait_until(lambda: center.heard, "the fragment")
+        assert center.heard == [(TOPICS.fragments, b"fragment")]
+
+
+def test_who_has_no_certificate_of_the_authority_does_not_get_in(guarded: Server, tmp_path: Path) -> None:
+    foreign = broker_certificate(tmp_path / "foreign", clients=("coordinator", *BOARDS)).clients
+    for pair in (None, foreign[BOARDS[0]], foreign["coordinator"]):
+        for name in (None, "coordinator"):
+            with client(guarded, pair, name) as stranger:
+                # Somebody who may comes after: the broker has had the time to let the other in.
+                pairs = guarded.certificates.clients
+                with client(guarded, pairs["coordinator"], "coordinator") as center:
+                    wait_until(center.is_let_in, "the coordinator's login")
+                assert not stranger.is_let_in()
+    Observations(guarded.software).note("boards known by their certificates", "hold")
