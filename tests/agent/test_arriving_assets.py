@@ -99,7 +99,7 @@ def test_assets_of_plans_whose_weights_never_came_are_let_go(agent: Agent) -> No
 
 
 def followed(agent: Agent) -> list[str]:
-    return agent._announcements.topics_of_chunks(agent._latest_model.wants)
+    return agent._topics_of_chunks()
 
 
 def test_only_topics_of_missing_chunks_are_followed_by_their_exact_names(agent: Agent) -> None:
@@ -151,6 +151,6 @@ def test_only_the_model_of_a_finished_job_that_is_wanted_is_followed(agent: Agen
     model = {"role": "model", "digest": content_digest(b"model"), "size": 5}
     announce(agent, make_plan(state="finished", assets=[model]))
     assert followed(agent) == [agent._topics.asset_chunk("model", 0)]
-    assert agent._announcements.topics_of_chunks(lambda asset: False) == []
+    assert agent._announcements.topics_of_chunks(None) == []
     announce(agent, make_plan(job=b"k" * 16, state="finished"))
     assert followed(agent) == []

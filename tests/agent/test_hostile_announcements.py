@@ -19,7 +19,6 @@ from dpagent.protocol.fragments import (
     chunked,
     content_digest,
 )
-from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.weights import weights_to_bytes
 
