@@ -53,6 +53,7 @@ MOST_SENT_BYTES: Final = MOST_REQUEST_BYTES + 8_192
 _CERTIFICATE_DAYS: Final = 30.0
 _POLL_S: Final = 0.25
 _COMPLAINT_S: Final = 60.0
+_AGAIN: Final = timedelta(hours=1)
 
 
 class Endpoint(socketserver.ThreadingMixIn, socketserver.TCPServer):
@@ -84,7 +85,8 @@ class Endpoint(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._lock = threading.Lock()
         self._open: dict[socket.socket, tuple[str, float]] = {}
         """Address and deadline (monotonic) of each connection."""
-        self._turned_away = 0
+        self._turned_away = self._refused = 0
+        self._last_refusal = ""
         self._complained_at = 0.0
         listens_at = settings.listen or ("::" if socket.has_dualstack_ipv6() else "")
         self.address_family = socket.AF_INET6 if ":" in listens_at else socket.AF_INET
@@ -115,6 +117,7 @@ class Endpoint(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self.shutdown()
             serving.join()
             self.server_close()
+            self._complain()
 
     # The library calls the methods below.
 
@@ -135,10 +138,10 @@ class Endpoint(socketserver.ThreadingMixIn, socketserver.TCPServer):
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
         if datetime.now(UTC) >= self._certified_until:
-            self._certify()
-        if self._turned_away and now >= self._complained_at + _COMPLAINT_S:
-            log.warning("turned away %d connections: as many as there may be were open", self._turned_away)
-            self._turned_away, self._complained_at = 0, now
+            self._certify_again()
+        if (self._turned_away or self._refused) and now >= self._complained_at + _COMPLAINT_S:
+            self._complain()
+            self._complained_at = now
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Begin a thread for a connection, if there may be one more."""
@@ -176,6 +179,26 @@ class Endpoint(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say what nobody expected, and go on."""
         log.exception("a request from %s failed", client_address[0])
+
+    def note_refusal(self, text: str) -> None:
+        """Note why a request was refused. Strangers fill no log: it says how many there were, and of the
+        last one why."""
+        self._refused += 1
+        self._last_refusal = text
+
+    def _complain(self) -> None:
+        if self._turned_away:
+            log.warning("turned away %d connections: as many as there may be were open", self._turned_away)
+        if self._refused:
+            log.warning("refused %d requests; the last: %s", self._refused, self._last_refusal)
+        self._turned_away = self._refused = 0
+
+    def _certify_again(self) -> None:
+        try:
+            self._certify()
+        except DpagentError as error:  # The one so far lasts for days.
+            log.error("the endpoint's certificate was not renewed: %s", error)
+            self._certified_until += _AGAIN
 
     def _certify(self) -> None:
         """A fresh key and certificate for the endpoint's address."""
@@ -259,7 +282,7 @@ class _Handler(BaseHTTPRequestHandler):
         return None if data is None else x509.load_der_x509_certificate(data)
 
     def _refuse(self, error: RefusedError) -> None:
-        log.info("refused %s from %s: %s", self.path, self.client_address[0], error)
+        cast(Endpoint, self.server).note_refusal(f"{error} ({self.client_address[0]})")
         self._answer(error.status, json_of(Refusal(reason=str(error))))
 
     def _answer(self, status: HTTPStatus, body: bytes, kind: str = "application/json") -> None:

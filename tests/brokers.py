@@ -187,3 +187,7 @@ class Broker:
         ]  # fmt: skip
         file.write_text("\n".join(lines) + "\n")
         return file
+
+
+BrokerFactory = Callable[..., Broker]
+"""Of the fixture ``new_broker``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 # Read when numpy is first imported. Several processes share the cores: each has one thread.
@@ -11,10 +11,8 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import hypothesis
 import pytest
-from brokers import Broker, Software
+from brokers import Broker, BrokerFactory, Software
 from hypothesis import HealthCheck, Phase
-
-BrokerFactory = Callable[..., Broker]
 
 # What a developer has set for a board of their own is no setting of a test's.
 for variable in [name for name in os.environ if name.startswith("DPAGENT_")]:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from brokers import Broker, reserved_port, wait_until
+from brokers import Broker, BrokerFactory, reserved_port, wait_until
 from children import Child
 from commands import Result, dpagent
-from conftest import BrokerFactory
 from fleets import Program, merged, write_fleet
 
 from coordinator.devices import Devices

@@ -33,9 +33,10 @@ _PROGRAM_S: Final = 60
 def list_devices(config: FleetConfig = None, as_json: JsonOption = False) -> None:
     """List all devices that ever enrolled, and the invitations that are open."""
     from coordinator.invitations import Invitations
+    from dpagent.storage import disk_errors
 
     settings = coordinator_settings(config)
-    with _opened(settings) as devices:
+    with _opened(settings) as devices, disk_errors(devices.file):
         found, waiting = devices.all(), Invitations(devices.connection).open(at=time.time())
     if as_json:
         invitations = [

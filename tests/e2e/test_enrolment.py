@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import Broker, wait_until
+from brokers import Broker, BrokerFactory, wait_until
 from commands import dpagent, dpagent_process
-from conftest import BrokerFactory
 from enrolments import EnrolmentFleet, enrol, mutual_tls
 from fleets import Program, digits
 from members import certified, new_authority, written

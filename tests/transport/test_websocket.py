@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from brokers import reserved_port, wait_for, wait_until
-from conftest import BrokerFactory
+from brokers import BrokerFactory, reserved_port, wait_for, wait_until
 from cryptography.hazmat.primitives.asymmetric import ec
 from members import new_authority, written
 

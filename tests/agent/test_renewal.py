@@ -1,0 +1,106 @@
+"""When a board renews its certificate: by dates alone, in a thread that nothing waits for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+from brokers import wait_until
+from clocks import MovableClock
+from fleets import agent_values
+from members import certified, new_authority, written
+
+import agent.enrolling
+from agent.identity import Identity
+from agent.renewal import Renewal
+from agent.settings import AgentSettings
+from dpagent.errors import BrokerError
+from dpagent.protocol.signing import Signer
+
+
+@pytest.fixture
+def identity(tmp_path: Path) -> Identity:
+    return certified(new_authority(tmp_path / "ca"), days=90)
+
+
+def board(directory: Path, identity: Identity) -> AgentSettings:
+    cert_file, key_file = written(directory, "device", identity.certificate, identity.private_key)
+    key = Signer(bytes(32), "testers").public_key
+    return AgentSettings.model_validate(
+        agent_values(
+            None, key, mqtt={"url": "mqtts://h", "cert_file": cert_file, "key_file": key_file},
+            enrolment={"url": "https://127.0.0.1:1", "ca_file": directory / "ca/ca.crt"},
+        )
+    )  # fmt: skip
+
+
+def test_it_asks_when_a_third_is_left_and_waits_for_no_answer(
+    tmp_path: Path, identity: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> bytes:
+        asked.set()
+        assert answers.wait(20)
+        return b"the next"
+
+    monkeypatch.setattr(agent.enrolling, "renew", slow)
+    settings = board(tmp_path, identity)
+    clock = MovableClock(identity.renews_at.timestamp() - 1)
+    renewal = Renewal(settings, clock)
+    renewal.tend()
+    assert not asked.wait(0.2)
+    clock.advance(2)
+    renewal.tend()  # It has looked, and looks again in an hour.
+    assert not asked.wait(0.2)
+    clock.advance(2 * 3600)
+    renewal.tend()
+    assert asked.wait(20)
+    clock.advance(2 * 3600)
+    renewal.tend()  # One at a time.
+    answers.set()
+    assert settings.mqtt.cert_file is not None
+    file = settings.mqtt.cert_file
+    wait_until(lambda: file.read_bytes() == b"the next", "the certificate in its place")
+
+
+def test_a_renewal_that_fails_leaves_the_certificate_and_is_tried_again(
+    tmp_path: Path, identity: Identity, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[int] = []
+
+    def fails(*_: object) -> bytes:
+        tries.append(1)
+        raise BrokerError("nobody answers")
+
+    monkeypatch.setattr(agent.enrolling, "renew", fails)
+    settings = board(tmp_path, identity)
+    assert settings.mqtt.cert_file is not None
+    before = settings.mqtt.cert_file.read_bytes()
+    clock = MovableClock(identity.renews_at.timestamp())
+    renewal = Renewal(settings, clock)
+    with caplog.at_level(logging.WARNING):
+        for number in range(1, 4):
+            renewal.tend()
+            wait_until(lambda number=number: caplog.text.count("will be tried again") == number, "a failure")
+            clock.advance(2 * 3600)
+    assert len(tries) == 3
+    assert settings.mqtt.cert_file.read_bytes() == before
+
+
+def test_one_that_has_expired_is_not_asked_for(
+    tmp_path: Path, identity: Identity, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(agent.enrolling, "renew", lambda *_: pytest.fail("it was asked for"))
+    renewal = Renewal(
+        board(tmp_path, identity), MovableClock(identity.certificate.not_valid_after_utc.timestamp())
+    )
+    renewal.tend()
+    assert f"devices replace {identity.device_id[:8]}" in caplog.text
+
+
+def test_a_board_with_a_password_has_nothing_to_renew(tmp_path: Path) -> None:
+    key = Signer(bytes(32), "testers").public_key
+    Renewal(AgentSettings.model_validate(agent_values(None, key)), MovableClock()).tend()
