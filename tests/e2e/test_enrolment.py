@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,21 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, new_broker: BrokerFactory) -> Iterator[Scene]:
-    scene = Scene(tmp_path, new_broker)
-    yield scene
-    scene.fleet.stop()
+def new_scene(tmp_path: Path, new_broker: BrokerFactory) -> Iterator[Callable[..., Scene]]:
+    """Makes the scene of a test, which ends with it; takes changes of ``fleet.yaml``."""
+    with ExitStack() as made:
+
+        def make(**changes: Any) -> Scene:
+            scene = Scene(tmp_path, new_broker, **changes)
+            made.callback(scene.fleet.stop)
+            return scene
+
+        yield make
+
+
+@pytest.fixture
+def scene(new_scene: Callable[..., Scene]) -> Scene:
+    return new_scene()
 
 
 def outcome(settings: MqttSettings) -> str | None:
@@ -79,11 +91,11 @@ def outcome(settings: MqttSettings) -> str | None:
 
 
 def test_boards_enrol_and_run_a_job_with_the_coordinator_over_mutual_tls(
-    tmp_path: Path, new_broker: BrokerFactory
+    tmp_path: Path, new_scene: Callable[..., Scene]
 ) -> None:
-    scene = Scene(tmp_path, new_broker, rounds=1)
-    with Program("coordinator", "run", "--config", scene.fleet.file, log=tmp_path / "run.log") as coordinator:
-        boards = []
+    scene = new_scene(rounds=1)
+    run = Program("coordinator", "run", "--config", scene.fleet.file, log=tmp_path / "run.log")
+    with run as coordinator, ExitStack() as boards:
         for number in range(2):
             board = tmp_path / f"board-{number}"
             board.mkdir()
@@ -91,16 +103,11 @@ def test_boards_enrol_and_run_a_job_with_the_coordinator_over_mutual_tls(
             settings = scene.board(board)
             # No password and no user: the broker knows the board by its certificate.
             assert settings.mqtt.username is None
-            boards.append(Program("run", "--config", board / "agent.yaml", *QUICK, log=board / "log"))
-        try:
-            assert coordinator.wait(120) == ExitCode.OK
-        finally:
-            for board in boards:
-                board.stop()
+            boards.enter_context(Program("run", "--config", board / "agent.yaml", *QUICK, log=board / "log"))
+        assert coordinator.wait(200) == ExitCode.OK
     for number in range(2):
         entries = audit(tmp_path / f"board-{number}" / "state").entries
         assert any(isinstance(entry.record, Charge) for entry in entries)
-    scene.fleet.stop()
 
 
 def test_the_broker_lets_in_members_and_nobody_else(scene: Scene, tmp_path: Path) -> None:
@@ -180,10 +187,12 @@ def reload_lists(broker: Broker) -> None:
     os.kill(child.process.pid, signal.SIGHUP)
 
 
-def test_a_certificate_is_renewed_while_the_agent_runs(tmp_path: Path, new_broker: BrokerFactory) -> None:
+def test_a_certificate_is_renewed_while_the_agent_runs(
+    tmp_path: Path, new_scene: Callable[..., Scene]
+) -> None:
     """It is due at once, since it begins an hour early. The next connection is made with the new one: the
     broker refuses the one before."""
-    scene = Scene(tmp_path, new_broker, enrolment={"certificate_days": 0.02})
+    scene = new_scene(enrolment={"certificate_days": 0.02})
     settings = scene.board(tmp_path / "board")
     assert settings.mqtt.cert_file is not None
     first = read_certificate(settings.mqtt.cert_file)
@@ -201,7 +210,6 @@ def test_a_certificate_is_renewed_while_the_agent_runs(tmp_path: Path, new_broke
         scene.broker.start()
         wait_until(lambda: agent.said().count("connected to mqtts") == 2, "a connection with the new one")
         assert agent.stop() == ExitCode.OK
-    scene.fleet.stop()
 
 
 def test_an_enrolment_that_is_interrupted_goes_on_with_the_same_code(scene: Scene, tmp_path: Path) -> None:
