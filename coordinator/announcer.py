@@ -12,7 +12,7 @@ from dpagent.protocol.fragments import chunked, receipt_digest
 from dpagent.protocol.messages import RECEIPTS_PER_MESSAGE, Plan, Receipts
 from dpagent.protocol.signing import Signer
 from dpagent.protocol.topics import Topics
-from dpagent.transport.events import Acknowledged, Disconnected
+from dpagent.transport.events import Acknowledged, Disconnected, Event, Received
 from dpagent.transport.session import MqttSession
 
 _FAREWELL_S: Final = 5.0
@@ -32,6 +32,8 @@ class Announcer:
         self._assets_are_out = False
         self._farewell: int | None = None
         """The last message under way, by its handle."""
+        self._is_farewell_taken = False
+        """Whether the broker has acknowledged it."""
 
     def announce(self, plan: Plan, weights: bytes, assets: Mapping[str, bytes]) -> bool:
         """Publish the assets (once per connection), the model, and then the plan, all retained.
@@ -77,18 +79,27 @@ class Announcer:
     def say_goodbye(self, plan: Plan, assets: Mapping[str, bytes]) -> bool:
         """Publish what came of the job, and its end; return whether the broker took it within a few seconds.
 
-        An acknowledgement that takes longer counts at a later call.
+        An acknowledgement that takes longer counts at a later call (:meth:`take`). Fragments that come
+        meanwhile are dropped: no round of the job is left for them.
         """
         message = self._signer.sign(plan, "plan")
         # The session waits in real time, so this does too.
         until = time.monotonic() + _FAREWELL_S
-        while time.monotonic() < until:
+        while not self._is_farewell_taken and time.monotonic() < until:
             if self._farewell is None and self._session.connected:
                 self._publish_assets(assets)
                 self._farewell = self._session.publish(self._topics.plan, message, retain=True)
             event = self._session.next_event(0.2)
-            if self._farewell is not None and event == Acknowledged(self._farewell):
-                return True
-            if isinstance(event, Disconnected):
+            if isinstance(event, Received):
+                # The broker sends only so many that nobody acknowledges: the next job would get none.
+                self._session.acknowledge([event])
+            self.take(event)
+        return self._is_farewell_taken
+
+    def take(self, event: Event | None) -> None:
+        """Note what an event of the session says of a farewell under way."""
+        match event:
+            case Acknowledged(handle) if handle == self._farewell:
+                self._is_farewell_taken = True
+            case Disconnected():
                 self._farewell = None
-        return False

@@ -206,6 +206,8 @@ class Coordinator:
             event = self._session.next_event(_IDLE_S if number == 0 else 0)
             if event is None:
                 break
+            if self.running is not None:
+                self.running.announcer.take(event)
             match event:
                 case Connected():
                     log.info("connected to %s", self._settings.mqtt.url)

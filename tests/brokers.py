@@ -128,6 +128,12 @@ class Broker:
     def settings(self, **changes: Any) -> MqttSettings:
         return MqttSettings(**(self.values | changes))
 
+    @property
+    def child(self) -> Child:
+        """Its process."""
+        assert self._child is not None
+        return self._child
+
     def session(self, client_id: str, *topics: str, persistent: bool = False, **changes: Any) -> MqttSession:
         return MqttSession(
             self.settings(**changes), client_id=client_id, persistent=persistent,

@@ -17,15 +17,17 @@ from brokers import Broker, wait_until
 from clocks import MovableClock
 from daemons import agent_thread, attentive_daemons, coordinator_thread
 from fleets import DIGITS, run_coordinator
+from floods import stopped
 from observers import Observer
 from stores import begin_job
 from watched_fleets import SLOW, WatchedFleet, charges
 
 from agent.audit import verify
-from coordinator import announcer
+from coordinator import announcer, daemon
 from coordinator.database import Database
 from coordinator.diagnosis import examine
 from coordinator.model_state import ModelState
+from coordinator.queue import Queue
 from coordinator.settings import FIRST_JOB
 from coordinator.store import RoundResult, Store
 from dpagent.diagnosis import Finding, Verdict
@@ -188,6 +190,24 @@ def test_a_job_whose_last_round_closed_before_a_crash_is_ended_after_it(
         assert again.wait() is True
         wait_until(lambda: observer.plans, "the farewell that the broker retains")
         assert len(observer.plans) == 1
+
+
+def test_an_acknowledgement_of_the_end_counts_whenever_it_comes(
+    tmp_path: Path, new_broker: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker answers while the coordinator waits for events of any kind, not for that one."""
+    monkeypatch.setattr(announcer, "_FAREWELL_S", 0.05)
+    monkeypatch.setattr(daemon, "_IDLE_S", 5.0)
+    broker = new_broker("mosquitto").start()
+    fleet = WatchedFleet(tmp_path, broker, rounds=1)
+    with Observer(broker, fleet.name) as observer, coordinator_thread(fleet.file) as coordinator:
+        wait_until(lambda: observer.plans, "the plan")
+        with stopped(broker.child):
+            command = Database.beside_the_daemon(fleet.state)
+            Queue(command).cancel(FIRST_JOB, 0.0, sends_model=False)
+            command.close()
+            wait_until(lambda: "did not accept the announcement" in caplog.text, "a farewell in vain")
+        assert coordinator.wait() is True
 
 
 def test_a_fleet_that_could_not_be_told_of_the_end_is_told_after_a_restart(
