@@ -14,7 +14,7 @@ from coordinator.announcer import Announcer
 from coordinator.database import Database
 from coordinator.keys import load_opener, load_signer
 from coordinator.queue import JobState, Queue, QueuedJob, next_in
-from coordinator.running_job import Preparation, RunningJob, submit
+from coordinator.running_job import Preparation, RunningJob, end_untold, submit
 from coordinator.settings import FIRST_JOB, CoordinatorSettings, FleetSettings
 from dpagent.clock import Clock, SystemClock
 from dpagent.errors import ConfigurationError, DpagentError
@@ -188,7 +188,7 @@ class Coordinator:
         except DpagentError as error:
             if wanted.state is JobState.CANCELLING:
                 log.error("job %s is cancelled, and devices are not told: %s", wanted.name, error)
-                self._queue.end(wanted.number, self._clock.unix())
+                end_untold(wanted, self._database, self._clock.unix())
             else:
                 log.error("job %s is paused: %s", wanted.name, error)
                 self._queue.pause(wanted.name, str(error))

@@ -31,7 +31,8 @@ _COLUMNS: Final = (
     "number, name, id, settings, terms, budget, state, paused, trouble, sends_model, deadline_s, added_at, "
     "begun_at, ended_at, "
     "EXISTS (SELECT 1 FROM rounds WHERE job = jobs.number AND closed_at IS NULL AND given_up_at IS NULL) "
-    "AS is_open"
+    "AS is_open, "
+    "(SELECT count(*) FROM rounds WHERE job = jobs.number AND closed_at IS NOT NULL) AS closed_rounds"
 )
 
 
@@ -77,6 +78,15 @@ class QueuedJob:
     ended_at: float | None
     is_open: bool
     """Whether a round of it is open."""
+    closed_rounds: int
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether, once begun, something is to be done for it now: a round may open, or what is open or done
+        is to be ended. A pause leaves the latter; one of the coordinator's own means that it cannot."""
+        if self.state is JobState.CANCELLING or not self.is_paused:
+            return True
+        return self.trouble is None and (self.is_open or self.closed_rounds >= self.job.rounds)
 
     def settings_in(self, shared: CoordinatorSettings) -> FleetSettings:
         """Its settings, with the deadline that its operator has given it since.
@@ -100,6 +110,7 @@ def jobs_in(connection: sqlite3.Connection) -> list[QueuedJob]:
             row["number"], row["name"], Job.read(row["id"], row["terms"], row["budget"]), row["settings"],
             JobState(row["state"]), bool(row["paused"]), row["trouble"], bool(row["sends_model"]),
             row["deadline_s"], row["added_at"], row["begun_at"], row["ended_at"], bool(row["is_open"]),
+            row["closed_rounds"],
         )
         for row in rows
     ]  # fmt: skip
@@ -114,8 +125,7 @@ def next_in(jobs: Sequence[QueuedJob]) -> QueuedJob | None:
     """
     begun = next((each for each in jobs if each.state in (JobState.RUNNING, JobState.CANCELLING)), None)
     if begun is not None:
-        may_go_on = begun.is_open or begun.state is JobState.CANCELLING or not begun.is_paused
-        return begun if may_go_on else None
+        return begun if begun.goes_on else None
     return next((each for each in jobs if each.state is JobState.WAITING and not each.is_paused), None)
 
 
@@ -187,12 +197,12 @@ class Queue:
         """Begin a job with its initial model.
 
         Returns:
-            Whether it has begun, and was not cancelled in this moment.
+            Whether it has begun, and was not cancelled or paused in this moment.
         """
         with disk_errors(self._database.file), transaction(self._connection):
             begun = self._connection.execute(
                 "UPDATE jobs SET state = 'running', begun_at = ?, trouble = NULL "
-                "WHERE number = ? AND state = 'waiting'",
+                "WHERE number = ? AND state = 'waiting' AND NOT paused",
                 (now, number),
             )
             if begun.rowcount:

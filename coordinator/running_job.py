@@ -112,6 +112,29 @@ def submit(
     return prepared
 
 
+def end_untold(queued: QueuedJob, database: Database, now: float) -> None:
+    """End a cancelled job that cannot be taken up, so that devices are not told.
+
+    Its open round is given up: what was counted in it is neither kept nor part of another job's sums.
+
+    Args:
+        queued: the job.
+        database: of the coordinator.
+        now: Unix time.
+    """
+    store, job = Store(database, queued.number), queued.job
+    if (current := store.open_round()) is not None:
+        store.give_up_round(
+            current.number,
+            noise_multiplier=job.noise.multipliers[current.number - 1],
+            # Under a bounded cap, what the round cost follows from a plan that cannot be made again.
+            epsilon=job.epsilon_by_round[-1],
+            least=0,
+            given_up_at=now,
+        )
+    Queue(database).end(queued.number, now)
+
+
 class RunningJob:
     """A job that is taken up.
 
@@ -164,7 +187,7 @@ class RunningJob:
             prepared: The job, if it is prepared already.
 
         Returns:
-            The job; None if it was cancelled in this moment, before it has begun.
+            The job; None if it was cancelled or paused in this moment, before it has begun.
 
         Raises:
             ConfigurationError, DataError, PlanError, StorageError: It cannot be taken up.

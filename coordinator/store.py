@@ -124,7 +124,12 @@ class Store:
 
     def _may_open(self) -> bool:
         chosen = next_in(jobs_in(self._connection))
-        return chosen is not None and chosen.number == self.number and chosen.state is JobState.RUNNING
+        return (
+            chosen is not None
+            and chosen.number == self.number
+            and chosen.state is JobState.RUNNING
+            and not chosen.is_paused
+        )
 
     def passed_round(self) -> int:
         """See :mod:`coordinator.passed_rounds`."""

@@ -131,6 +131,37 @@ def test_a_job_that_is_cancelled_before_it_begins_does_not_begin(queue: Queue) -
     assert (one.state, one.begun_at, one.ended_at) == (JobState.CANCELLED, None, 6.0)
 
 
+def test_a_job_that_is_paused_before_it_begins_does_not_begin(queue: Queue) -> None:
+    """It would keep the others waiting, where one that has not begun is passed over."""
+    wanted = next_in(queue.jobs())
+    assert wanted is not None
+    queue.pause("one")
+    assert not queue.begin(wanted.number, MODEL, 7.0)
+    assert chosen(queue) == "two"
+
+
+def test_a_job_that_the_coordinator_has_paused_does_not_go_on_with_its_open_round(
+    queue: Queue, database: Database
+) -> None:
+    begin(queue, "one")
+    Store(database, 1).start_round(1, 10.0, 20.0)
+    queue.pause("one", "its test data are gone")
+    assert chosen(queue) is None
+    queue.resume("one")
+    assert chosen(queue) == "one"
+
+
+def test_a_paused_job_without_a_round_left_goes_on_to_its_end(queue: Queue, database: Database) -> None:
+    begin(queue, "one")
+    for number in (1, 2, 3):
+        assert chosen(queue) == "one"
+        Store(database, 1).start_round(number, 10.0, 20.0)
+        database.connection.execute("UPDATE rounds SET closed_at = 20.0")
+    queue.pause("one")
+    assert chosen(queue) == "one"
+    assert Store(database, 1).start_round(4, 30.0, 40.0) is None
+
+
 def test_a_job_cancelled_while_it_runs_is_over_once_the_devices_are_told(queue: Queue) -> None:
     begin(queue, "one")
     queue.pause("one")

@@ -323,3 +323,43 @@ def test_a_job_that_cannot_be_taken_up_is_paused_with_the_reason_and_others_run(
         clock.advance_until(lambda: not coordinator.is_running, "its end", 0.05)
         assert coordinator.result is True
     assert fleet.state("lost") == "finished"
+
+
+def test_a_round_of_a_job_that_cannot_be_taken_up_again_counts_for_no_other_job(
+    fleet_of: Callable[..., QueuedFleet], tmp_path: Path
+) -> None:
+    """Its test data are lost while its round is open, and then it is cancelled."""
+    fleet, clock = fleet_of(), MovableClock()
+    board = fleet.board()
+    test_data = tmp_path / "test.npz"
+    test_data.write_bytes((board.parent / "data.npz").read_bytes())
+    fleet.add("lost", test_data={"path": str(test_data)}, round=LONG)
+    fleet.add("next")
+    with coordinator_thread(fleet.file, clock) as coordinator, agent_thread(board, clock):
+        clock.advance_until(lambda: fleet.counted("lost"), "a fragment", 5.0)
+        coordinator.stop()
+    test_data.unlink()
+    with coordinator_thread(fleet.file, clock) as coordinator:
+        wait_until(lambda: "test.npz" in fleet.job("show", "lost"), "the reason why it is paused")
+        assert fleet.state("next") == "waiting", "a board would end the first job for it"
+        fleet.job("cancel", "lost")
+        wait_until(lambda: fleet.rounds("next") == (1, 0), "the next job")
+        coordinator.stop()
+    (given_up,), (opened,) = (fleet_rounds(fleet, name) for name in ("lost", "next"))
+    assert given_up["given_up_at"] is not None
+    assert given_up["fragments"] > 0
+    assert opened["fragments"] == 0
+
+
+def test_a_job_paused_in_its_last_round_is_finished(fleet_of: Callable[..., QueuedFleet]) -> None:
+    """No further round of it could open, and it would keep the others waiting."""
+    fleet, clock = fleet_of(), MovableClock()
+    board = fleet.board()
+    fleet.add("short", rounds=1)
+    fleet.add("next", rounds=1)
+    with coordinator_thread(fleet.file, clock) as coordinator, agent_thread(board, clock):
+        wait_until(lambda: fleet.rounds("short") == (1, 0), "its round")
+        fleet.job("pause", "short")
+        clock.advance_until(lambda: not coordinator.is_running, "the end of both jobs", 0.05)
+        assert coordinator.result is True
+    assert (fleet.state("short"), fleet.state("next")) == ("finished", "finished")
