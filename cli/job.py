@@ -54,23 +54,25 @@ def add(
     """Add a job to the queue. A running coordinator begins it when its turn comes.
 
     The file has the keys of a job alone (docs/configuration.md); its settings are kept as they are now. A job
-    that no device would accept is refused here.
+    that no device would accept is refused here. The job in fleet.yaml, if there is one, comes before it.
     """
     from coordinator.columns import promised_by
     from coordinator.keys import load_opener
     from coordinator.queue import next_in
-    from coordinator.settings import load_job_settings
+    from coordinator.settings import FIRST_JOB, FleetSettings, load_job_settings
     from dpagent.extras import extra_needed
     from dpagent.overrides import overrides_of
 
     with extra_needed("coordinator", "The coordinator"):
-        from coordinator.running_job import Preparation
+        from coordinator.running_job import Preparation, submit
 
     shared, chosen = coordinator_settings(config), _checked(file.stem if name is None else name)
     settings = shared.with_job(load_job_settings(file, overrides_of({}, options or ())), str(file))
     with _queue(shared) as queue:
         queue.require_free(chosen)
         sealing_key = load_opener(shared.keys_dir, shared.fleet).public_key
+        if isinstance(shared, FleetSettings) and all(each.name != FIRST_JOB for each in queue.jobs()):
+            submit(shared, FIRST_JOB, queue, sealing_key, time.time())
         job = Preparation(settings, chosen).new_job(sealing_key)
         queued = queue.add(chosen, job, settings.job().stored(), time.time())
         first = next_in(queue.jobs())
@@ -250,7 +252,12 @@ def _checked(name: str) -> str:
     from pydantic import TypeAdapter, ValidationError
 
     from coordinator.queue import JobName
+    from coordinator.settings import FIRST_JOB
 
+    if name == FIRST_JOB:
+        raise UsageError(
+            f"{name!r} is the name of the job in fleet.yaml itself; expected another one: --name NAME."
+        )
     try:
         return TypeAdapter(JobName).validate_python(name)
     except ValidationError as error:

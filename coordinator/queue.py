@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Final
 
-from pydantic import StringConstraints
+from pydantic import StringConstraints, ValidationError
 
 from coordinator.database import Database
 from coordinator.job import Job
@@ -98,7 +98,15 @@ class QueuedJob:
             ConfigurationError: They do not go together any more.
         """
         where = f"job {self.name!r}"
-        settings = shared.with_job(JobSettings.model_validate_json(self.settings), where)
+        try:
+            own = JobSettings.model_validate_json(self.settings)
+        except ValidationError as error:
+            keys = [".".join(map(str, each["loc"])) for each in error.errors(include_url=False)]
+            raise ConfigurationError(
+                f"Job {self.name!r} was added by another version of dpagent: its {', '.join(keys)} cannot be "
+                "read by this one. Go on with that version, or cancel the job and add it anew."
+            ) from error
+        settings = shared.with_job(own, where)
         return settings if self.deadline_s is None else settings.with_deadline(self.deadline_s, where)
 
 

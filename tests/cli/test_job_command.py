@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -147,6 +149,25 @@ def test_a_job_that_no_device_would_accept_is_refused(fleet: Path) -> None:
 def test_a_name_that_no_directory_should_have_is_refused(fleet: Path, name: str) -> None:
     file = write_job(fleet.parent / "job.yaml")
     assert "expected 1 to 63 letters" in refused(fleet, ExitCode.USAGE, "add", file, f"--name={name}")
+
+
+def test_the_job_in_the_fleets_file_is_the_first_and_its_name_is_no_others(fleet: Path) -> None:
+    """Also if no coordinator has run yet."""
+    whole = write_fleet(fleet.parent / "whole", None)
+    file = write_job(fleet.parent / "first.yaml")
+    assert "is the name of the job in fleet.yaml" in refused(whole, ExitCode.USAGE, "add", file)
+    for name in ("second", "third"):
+        said = job(whole, "add", file, "--name", name)
+        assert "Job first goes on before it" in said.stdout, said.stderr
+    values = json.loads(job(whole, "list", "--json", "-").stdout)
+    assert [each["name"] for each in values["jobs"]] == ["first", "second", "third"]
+
+
+def test_a_job_of_another_version_is_paused_with_a_sentence(fleet: Path) -> None:
+    added(fleet, "meters")
+    with contextlib.closing(sqlite3.connect(fleet.parent / "state" / "coordinator.db")) as database, database:
+        database.execute("UPDATE jobs SET settings = json_set(settings, '$.colour', 'red')")
+    assert "was added by another version of dpagent: its colour cannot be read" in paused_reason(fleet)
 
 
 def test_a_job_of_a_fleet_that_was_renamed_does_not_run(fleet: Path) -> None:
