@@ -6,6 +6,7 @@ The daemon holds the state directory and writes rounds. Commands write beside it
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sqlite3
 import time
@@ -15,7 +16,7 @@ from typing import Final
 from coordinator.passed_rounds import create_passed_rounds
 from coordinator.seats import create_seats
 from dpagent.errors import StateInUseError
-from dpagent.storage import StateDirectory, disk_errors, open_database
+from dpagent.storage import Migration, StateDirectory, disk_errors, open_database, open_readonly
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,17 @@ def _create(connection: sqlite3.Connection) -> None:
     )
 
 
+def _is_up_to_date(file: Path) -> bool:
+    """Whether there is a database, with all tables of this version or of a later one."""
+    if not file.exists():
+        return False
+    with contextlib.closing(open_readonly(file)) as connection, disk_errors(file):
+        return int(connection.execute("PRAGMA user_version").fetchone()[0]) >= len(_MIGRATIONS)
+
+
+_MIGRATIONS: Final[list[Migration]] = [_create, create_passed_rounds]
+
+
 class Database:
     """The open database of a coordinator.
 
@@ -73,7 +85,7 @@ class Database:
 
     def __init__(self, state_dir: Path) -> None:
         self.file = database_file(state_dir)
-        self.connection = open_database(self.file, [_create, create_passed_rounds])
+        self.connection = open_database(self.file, _MIGRATIONS)
         self._erases = False
 
     @classmethod
@@ -81,12 +93,14 @@ class Database:
         """The database for a command, whether a daemon runs or not; made if there is none yet.
 
         Raises:
-            StateInUseError: Another program holds the directory, and makes no database there.
+            StateInUseError: Another program holds the directory, and makes no database there, or has one
+                of an older version.
             StorageError: It cannot be used.
         """
         until = time.monotonic() + _PATIENCE_S
-        while not database_file(state_dir).exists():
-            # Two that make it at once would each lose what the other wrote: the holder of the directory does.
+        while not _is_up_to_date(database_file(state_dir)):
+            # Two that make it at once would each lose what the other wrote, and none changes the tables under
+            # a daemon that runs: the holder of the directory does both.
             try:
                 with StateDirectory(state_dir):
                     cls(state_dir).close()

@@ -13,8 +13,9 @@ import pytest
 from fleets import write_job, write_shared
 from stores import JOB
 
+import coordinator.database
 from coordinator.columns import together
-from coordinator.database import Database
+from coordinator.database import Database, database_file
 from coordinator.job import Job, NoiseOfDevices
 from coordinator.model_state import ModelState
 from coordinator.planning import new_job
@@ -230,6 +231,24 @@ def test_a_directory_that_another_program_holds_without_a_database_is_a_sentence
     monkeypatch.setattr("coordinator.database._PATIENCE_S", 0.1)
     with StateDirectory(tmp_path), pytest.raises(StateInUseError):
         Database.beside_the_daemon(tmp_path)
+
+
+def test_a_command_of_a_newer_version_changes_no_tables_under_a_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Database(tmp_path).close()
+    known = coordinator.database._MIGRATIONS
+    steps = [*known, lambda connection: connection.execute("CREATE TABLE new (x)")]
+    monkeypatch.setattr(coordinator.database, "_MIGRATIONS", steps)
+    monkeypatch.setattr(coordinator.database, "_PATIENCE_S", 0.1)
+    with StateDirectory(tmp_path), pytest.raises(StateInUseError):
+        Database.beside_the_daemon(tmp_path)
+    before = sqlite3.connect(database_file(tmp_path))
+    assert before.execute("PRAGMA user_version").fetchone() == (len(known),)
+    before.close()
+    after = Database.beside_the_daemon(tmp_path)
+    assert after.connection.execute("SELECT count(*) FROM new").fetchone()[0] == 0
+    after.close()
 
 
 def test_jobs_do_not_see_the_rounds_of_others(queue: Queue, database: Database, tmp_path: Path) -> None:
