@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
+from pydantic_core import PydanticSerializationError
 
 from coordinator.enrolment_settings import EnrolmentSettings
 from coordinator.job_settings import CapSettings, ModelSettings, OptimiserSettings, PrivacySettings
@@ -244,8 +245,18 @@ class JobSettings(Settings):
         return self
 
     def stored(self) -> str:
-        """As JSON, with what was set alone; its paths are resolved."""
-        return self.model_dump_json(exclude_unset=True)
+        """As JSON, with what was set alone; its paths are resolved.
+
+        Raises:
+            ConfigurationError: A path is not UTF-8.
+        """
+        try:
+            return self.model_dump_json(exclude_unset=True)
+        except PydanticSerializationError as error:
+            raise ConfigurationError(
+                f"A path of the job cannot be kept in the queue, which is in UTF-8 ({error}). Rename "
+                "the file, or the directory that it is in."
+            ) from error
 
     def resolved(self, file: Path) -> Self:
         """The same, with paths relative to the directory of ``file``."""

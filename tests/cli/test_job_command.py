@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 from pathlib import Path
 
 import pytest
 import yaml
 from commands import Result, dpagent
-from fleets import write_fleet, write_job, write_shared
+from fleets import digits, write_fleet, write_job, write_shared
 
 from dpagent.errors import ExitCode
+from dpagent.learning.data.formats.npz import save_npz
 
 
 @pytest.fixture
@@ -135,6 +137,15 @@ def test_a_file_that_is_no_job_is_refused_by_line(fleet: Path, text: str | None,
 def test_a_job_that_does_not_go_with_the_fleet_is_refused(fleet: Path) -> None:
     file = write_job(fleet.parent / "job.yaml", round={"minimum_devices": 3})
     assert "round.minimum_devices is 3; expected at most devices = 2" in refused(
+        fleet, ExitCode.CONFIGURATION, "add", file
+    )
+
+
+def test_a_path_that_is_not_utf_8_is_refused(fleet: Path) -> None:
+    directory = fleet.parent / os.fsdecode(b"d\xff")
+    file = write_job(directory / "job.yaml", test_data={"kind": "npz", "path": "test.npz"})
+    save_npz(directory / "test.npz", digits(0, 10))
+    assert "cannot be kept in the queue, which is in UTF-8" in refused(
         fleet, ExitCode.CONFIGURATION, "add", file
     )
 
