@@ -184,7 +184,14 @@ def test_a_job_of_another_version_is_paused_with_a_sentence(fleet: Path) -> None
 def test_a_job_of_a_fleet_that_was_renamed_does_not_run(fleet: Path) -> None:
     added(fleet, "meters")
     fleet.write_text(yaml.safe_dump(yaml.safe_load(fleet.read_text()) | {"fleet": "renamed"}))
-    assert "`fleet` was 'testers' and is 'renamed'" in paused_reason(fleet)
+    reason = "`fleet` was 'testers' and is 'renamed'"
+    assert reason in paused_reason(fleet)
+    assert reason in job(fleet, "list").stdout
+    assert reason in job(fleet, "show", "meters").stdout
+    # It is over, and not paused, when it is cancelled.
+    assert job(fleet, "cancel", "meters").returncode == 0
+    assert reason not in job(fleet, "list").stdout
+    assert reason not in job(fleet, "show", "meters").stdout
 
 
 def paused_reason(fleet: Path) -> str:
