@@ -194,7 +194,10 @@ def cancel(
     if queued.state is JobState.CANCELLED:
         typer.echo(f"Job {name} is cancelled. No device has heard of it.")
     else:
-        typer.echo(f"Job {name} is cancelled as soon as the coordinator that runs has told the devices.")
+        typer.echo(
+            f"Job {name} is cancelled as soon as the devices are told: by the coordinator that runs, or else "
+            "by the next one."
+        )
 
 
 @app.command()
