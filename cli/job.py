@@ -88,9 +88,9 @@ def list_jobs(config: FleetConfig = None, json_file: JsonFile = None) -> None:
     from coordinator.columns import promised_by, together
 
     jobs = _history(coordinator_settings(config))
-    begun = [(queued.name, queued.job) for queued, *_ in jobs if queued.begun_at is not None]
+    heard_of = [(queued.name, queued.job) for queued, rounds, _ in jobs if rounds]
     # Whoever took part in one job alone has no sum.
-    sums = [(names, total) for names, total in together(begun) if len(names) > 1]
+    sums = [(names, total) for names, total in together(heard_of) if len(names) > 1]
     if json_file is not None:
         write_json(
             json_file,

@@ -181,6 +181,21 @@ def test_a_job_of_another_version_is_paused_with_a_sentence(fleet: Path) -> None
     assert "was added by another version of dpagent: its colour cannot be read" in paused_reason(fleet)
 
 
+def test_jobs_that_began_without_a_round_cost_no_board_anything(fleet: Path) -> None:
+    added(fleet, "meters")
+    added(fleet, "pumps")
+    with contextlib.closing(sqlite3.connect(fleet.parent / "state" / "coordinator.db")) as database, database:
+        database.execute("UPDATE jobs SET state = 'cancelled', begun_at = 1.0, ended_at = 2.0")
+        database.commit()
+        assert json.loads(job(fleet, "list", "--json", "-").stdout)["together"] == []
+        database.execute(
+            "INSERT INTO rounds (job, number, opened_at, deadline) SELECT number, 1, 1, 2 FROM jobs"
+        )
+        database.commit()
+        (sums,) = json.loads(job(fleet, "list", "--json", "-").stdout)["together"]
+        assert sums["jobs"] == ["meters", "pumps"]
+
+
 def test_a_job_of_a_fleet_that_was_renamed_does_not_run(fleet: Path) -> None:
     added(fleet, "meters")
     fleet.write_text(yaml.safe_dump(yaml.safe_load(fleet.read_text()) | {"fleet": "renamed"}))
