@@ -44,6 +44,10 @@ class Declined(DpagentError):
     """The device does not participate; the text gives the reason."""
 
 
+class OverBudget(Declined):
+    """The budget of the device's owner does not pay for the job."""
+
+
 class TooLate(Declined):
     """The round would be over before the device sends. That changes when its deadline is put off."""
 
@@ -103,7 +107,7 @@ def _price(task: RoundTask, priced: Priced, ledger: Ledger, name: str, limits: L
     except ParameterError as error:
         raise Declined(str(error)) from error
     if name not in ledger.datasets:
-        raise Declined(
+        raise OverBudget(
             f"the ledger has no lifetime budget for {name!r}: set budget.{mechanism.trust} in agent.yaml, "
             "and run `dpagent budget raise`"
         )
@@ -124,7 +128,7 @@ def _price(task: RoundTask, priced: Priced, ledger: Ledger, name: str, limits: L
         )
         raise Declined(f"the job has ended on {name!r}: {reason}")
     if mechanism.is_private and ledger.accounts.is_exposed(name):
-        raise Declined(
+        raise OverBudget(
             f"rounds that guarantee nothing have been run on {name!r}: no budget is left for others, ever"
         )
     others = ledger.accounts.others(name, job)
@@ -238,7 +242,7 @@ def _priced(rounds: tuple[Event, ...], delta: float) -> tuple[Accountant, float]
 
 def _require_left(symbol: str, total: float, budget: float, others: float, name: str) -> None:
     if not total <= budget * (1 + _ROUNDING):
-        raise Declined(
+        raise OverBudget(
             f"the job would bring {symbol} to {total:.4g}; the lifetime budget for {name!r} is {budget:g}, "
             f"of which {others:.4g} is reserved"
         )

@@ -38,6 +38,7 @@ from agent.heads import Head, LedgerFiles, SecondHead, read_head, read_second_he
 from agent.ledger import Ledger
 from agent.rounds import Rounds
 from agent.spool import Spool
+from agent.token_store import TokenStore
 from dpagent.errors import DamagedDatabaseError, LedgerError, UsageError
 from dpagent.storage import (
     StateDirectory,
@@ -357,13 +358,14 @@ def _head_of(backup: Path) -> Path:
 
 
 def _empty_spool(file: Path) -> None:
-    """Give up, in a copy, what waits to be sent, and leave no byte of it, nor of what was sent."""
+    """Give up, in a copy, what waits to be sent, and tokens; no byte of them stays, nor of what was sent."""
     with disk_errors(file), closing(sqlite3.connect(file, isolation_level=None)) as copy:
         copy.execute("PRAGMA journal_mode=MEMORY")  # No other file has what is deleted.
         copy.execute("PRAGMA secure_delete=ON")
         with transaction(copy):
             Rounds(copy).expire_spooled()
             Spool(copy).empty()
+            TokenStore(copy).empty()
         copy.execute("VACUUM")  # Pages that were free already may hold settled fragments.
 
 

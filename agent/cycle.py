@@ -23,8 +23,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -41,13 +40,16 @@ from agent.rounds import RoundState
 from agent.sitting_out import Decision, SittingOut
 from agent.spool import SpooledFragment
 from agent.state import AgentState
-from agent.worker import Order, Prepared, Trains, Update, UsedProcessError, said, spent_on
+from agent.tokens import Tokens, wish_of
+from agent.underway import Admitted, InTraining
+from agent.worker import Order, Trains, UsedProcessError, said, spent_on
 from dpagent import faults
 from dpagent.clock import Clock
 from dpagent.errors import DpagentError
 from dpagent.faults import FaultPoint
 from dpagent.learning.data.dataset import Dataset
 from dpagent.protocol.fragments import cut
+from dpagent.protocol.issuing import Wish
 from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, Plan, Receipts
 from dpagent.protocol.task import RoundTask
 
@@ -69,38 +71,6 @@ _IDLE_S: Final = 1_200.0
 data found takes to count (:mod:`agent.decoding`), since a look ends with the process that began it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Admitted:
-    """A round that the training process prepares."""
-
-    announced: Announced
-    task: RoundTask
-    prices: tuple[Price, ...]
-    """To be charged; none: it is charged already, or is sat out."""
-    decision: Decision
-    """As far as it has come: until the training process was asked."""
-    asked_at: float
-    answer: Future[Prepared]
-    is_decided: bool
-    """Whether it is charged, or sat out, whatever comes of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _InTraining:
-    """A round that is charged, and for which records are read; or one that is sat out, whose work is done
-    without a record."""
-
-    announced: Announced
-    task: RoundTask
-    answer: Future[Update]
-    slots: Slots
-    """That training has by its trial."""
-    over_at: float
-    """The update is not taken before (monotonic), however soon it is ready."""
-    paused_s: float = 0.0
-    """How long it was held back, also after training was done. Public."""
-
-
 class Cycle:
     """A device's part in the rounds of its fleet.
 
@@ -112,6 +82,7 @@ class Cycle:
         state: ledger, rounds and spool.
         worker: prepares rounds and trains.
         publisher: sends the spooled fragments.
+        tokens: that fragments carry, where a plan asks for them.
         governor: says when the board may train.
         meter: measures the energy of rounds.
         clock: the program's.
@@ -127,6 +98,7 @@ class Cycle:
         state: AgentState,
         worker: Trains,
         publisher: Publisher,
+        tokens: Tokens,
         governor: Governor,
         meter: EnergyMeter,
         clock: Clock,
@@ -134,8 +106,9 @@ class Cycle:
         self._announcements, self._governor, self._meter = announcements, governor, meter
         self._dataset, self._limits, self._records = dataset, limits, records
         self._state, self._worker, self._publisher, self._clock = state, worker, publisher, clock
+        self._tokens = tokens
         self._sitting_out = SittingOut(announcements, limits, state=state, publisher=publisher, clock=clock)
-        self._at_work: _Admitted | _InTraining | None = None
+        self._at_work: Admitted | InTraining | None = None
         """What the training process is at, or would be."""
         self._answers_by = math.inf
         """When it counts as one that never answers (monotonic)."""
@@ -153,16 +126,19 @@ class Cycle:
         if self._held_since is not None:
             return self._governor.due_in_s()
         if self._at_work is not None:
-            if not isinstance(self._at_work, _Admitted) and now < self._at_work.over_at:
+            if not isinstance(self._at_work, Admitted) and now < self._at_work.over_at:
                 return self._at_work.over_at - now
             return 0.0 if self._at_work.answer.done() else _POLL_S
         if announced is None or announced.phase is Phase.SETTLED:
             return max(0.0, self._worked_at + _IDLE_S - now)
-        if self._announcements.too_large(announced.plan) is not None:
-            return max(0.0, announced.begins_at - now)
-        if self._announcements.model_for(announced.plan) is None:
+        is_fetched = self._announcements.too_large(announced.plan) is None
+        if is_fetched and self._announcements.model_for(announced.plan) is None:
             return max(0.0, announced.ask_again_at - now)
-        return math.inf if self._sitting_out.waits(announced) else max(0.0, announced.begins_at - now)
+        if self._sitting_out.waits(announced):
+            return math.inf
+        if announced.phase is Phase.DECIDE and self._tokens.is_awaited(announced.plan):
+            return math.inf  # An answer is an event of its own.
+        return max(0.0, announced.begins_at - now)
 
     def advance(self) -> None:
         """Take the announced round to its next phase, if it is time.
@@ -200,16 +176,16 @@ class Cycle:
         elif announced.phase is Phase.REPEAT:
             self._repeat(announced, model)
 
-    def _take(self, at_work: _Admitted | _InTraining) -> None:
+    def _take(self, at_work: Admitted | InTraining) -> None:
         """Take what the training process has answered."""
         match at_work:
-            case _Admitted(announced=announced, answer=answer) if (
+            case Admitted(announced=announced, answer=answer) if (
                 announced is self._announcements.current and isinstance(answer.exception(), UsedProcessError)
             ):
                 self._begin_again_later(at_work)
-            case _Admitted():
+            case Admitted():
                 self._take_prepared(at_work)
-            case _InTraining(announced):
+            case InTraining(announced):
                 self._note_energy(announced.plan)
                 if announced.why_not is not None:
                     self._take_rehearsal(at_work, announced.why_not)
@@ -244,21 +220,21 @@ class Cycle:
         if self._held_since is None:
             self._held_since = now
             match at_work:
-                case _Admitted():
+                case Admitted():
                     self._begin_again_later(at_work)
-                case _InTraining(announced):
+                case InTraining(announced):
                     self._worker.pause()
                     announced.fixed_until = math.inf  # Until it is known when its slots end.
         match at_work:
             case None if now >= self._worked_at + _IDLE_S:
                 self.rest()
-            case _InTraining() if now >= at_work.over_at and self._is_replaced(at_work):
+            case InTraining() if now >= at_work.over_at and self._is_replaced(at_work):
                 self._at_work = None
                 self.rest()
                 self._take(at_work)
         return True
 
-    def _begin_again_later(self, admitted: _Admitted) -> None:
+    def _begin_again_later(self, admitted: Admitted) -> None:
         """Give up a preparation, to begin it in a new process: its trials take their time by the clock, or
         are not to be made in one that has worked. It has read no record."""
         self._at_work, announced = None, admitted.announced
@@ -273,7 +249,7 @@ class Cycle:
         self._held_since = None
         if (training := self._at_work) is None:
             return
-        assert isinstance(training, _InTraining)  # a preparation is given up
+        assert isinstance(training, InTraining)  # a preparation is given up
         self._worker.resume()
         self._answers_by += held_s
         plan, slots, paused_s = training.task.plan, training.slots, training.paused_s + held_s
@@ -283,7 +259,7 @@ class Cycle:
         over_at = self._publisher.training_ends_at(plan, *slots)
         self._at_work = replace(training, over_at=over_at, paused_s=paused_s)
 
-    def _is_replaced(self, training: _InTraining) -> bool:
+    def _is_replaced(self, training: InTraining) -> bool:
         """Whether another round has replaced one that trains: nothing of it will leave."""
         plan = training.announced.plan
         known = self._state.round(plan.job.hex(), plan.round)
@@ -292,19 +268,28 @@ class Cycle:
     # The device decides. It has read no record.
 
     def _decide(self, announced: Announced, model: Model) -> None:
-        so_far = self._sitting_out.decision()
+        if self._tokens.is_awaited(announced.plan):
+            return
+        so_far, why_not, wish = self._sitting_out.decision(), None, Wish.TAKES_PART
         try:
             task, prices = self._admit(announced.plan, model)
         except TooLate as error:
             self._sitting_out.decline_late(announced, str(error), so_far())
+            return
         except DpagentError as error:
-            self._sit_out(announced, model, str(error), so_far())
+            why_not, wish = str(error), wish_of(error)
         except Exception as error:
             # No plan ends the agent.
             log.debug("the details", exc_info=True)
-            self._sit_out(announced, model, said(error), so_far())
+            why_not, wish = said(error), Wish.UNABLE
+        decision = so_far()
+        if self._tokens.ask(announced.plan, wish, why_not, decision.began_at):
+            # It is decided on again when the answer is there, and no sooner.
+            self._announcements.wait_until(self._tokens.begins_at(decision.began_at))
+        elif why_not is None:
+            self._prepare(announced, task, prices, model, decision)
         else:
-            self._prepare(announced, task, prices, model, so_far())
+            self._sit_out(announced, model, why_not, decision)
 
     def _refuse_model(self, announced: Announced, reason: str) -> None:
         """Sit out a round whose model is not fetched."""
@@ -312,6 +297,10 @@ class Cycle:
             return
         if announced.phase is Phase.REPEAT:  # The device's limits have changed since.
             self._sitting_out.give_up(announced, reason)
+        elif self._tokens.is_awaited(announced.plan):
+            pass
+        elif self._tokens.ask(announced.plan, Wish.LIMITS, reason, now):
+            self._announcements.wait_until(self._tokens.begins_at(now))
         else:
             self._sitting_out.decline(announced, reason, Decision(now))
 
@@ -323,6 +312,7 @@ class Cycle:
         """
         self._sitting_out.require_room(plan)
         task = RoundTask.of(plan)
+        self._tokens.require(plan, task.release.blocks)
         require_key(plan)  # Before the price: dummies do not hide how long that takes.
         weights = task.weights_from(model.weights)
         require_finite(weights)
@@ -351,6 +341,7 @@ class Cycle:
         if announced.why_not is None:
             try:
                 require_within(task, self._limits)
+                self._tokens.require_there(task.plan)
             except DpagentError as error:  # The device's limits have changed since.
                 self._sitting_out.give_up(announced, str(error))
                 return
@@ -374,9 +365,9 @@ class Cycle:
         )
         self._worked_at = self._clock.monotonic()
         self._answers_by = self._worked_at + self._limits.maximum_training_s
-        self._at_work = _Admitted(announced, task, prices, decision, self._worked_at, answer, is_decided)
+        self._at_work = Admitted(announced, task, prices, decision, self._worked_at, answer, is_decided)
 
-    def _take_prepared(self, admitted: _Admitted) -> None:
+    def _take_prepared(self, admitted: Admitted) -> None:
         announced, plan = admitted.announced, admitted.task.plan
         share = self._governor.processor_share
         decision = admitted.decision._replace(prepared_s=spent_on(admitted.answer) / share)
@@ -417,9 +408,9 @@ class Cycle:
         if why_not is None:
             faults.reached(FaultPoint.AGENT_TRAINS)
         self._meter.begin()
-        self._at_work = _InTraining(announced, admitted.task, self._worker.update(), slots, over_at)
+        self._at_work = InTraining(announced, admitted.task, self._worker.update(), slots, over_at)
 
-    def _slots(self, admitted: _Admitted, longest_s: float, took_s: float) -> Slots:
+    def _slots(self, admitted: Admitted, longest_s: float, took_s: float) -> Slots:
         """The time that training has, or would have had the device admitted the round."""
         began_at = admitted.decision.began_at
         prepared_at = max(self._clock.monotonic(), admitted.asked_at + _BESIDE_A_LOOK * took_s)
@@ -438,7 +429,7 @@ class Cycle:
 
     # The round is charged: records are read, in the training process.
 
-    def _take_update(self, training: _InTraining) -> None:
+    def _take_update(self, training: InTraining) -> None:
         announced, plan = training.announced, training.task.plan
         # Also if a plan of another job came in between: the coordinator may come back to this one.
         known = self._state.round(plan.job.hex(), plan.round)
@@ -449,7 +440,8 @@ class Cycle:
             return
         try:
             update = training.answer.result()
-            fragments = [SpooledFragment.of(fragment) for fragment in cut(update.values, plan)]
+            carried = self._tokens.carried(cut(update.values, plan), plan)
+            fragments = [SpooledFragment.of(fragment) for fragment in carried]
         except Exception as error:  # noqa: BLE001 - no record can cause it
             self._try_again(announced, said(error))
             return
@@ -462,7 +454,7 @@ class Cycle:
         if update.failure is not None:
             log.error("no record counts in round %d: %s", plan.round, update.failure, extra=PRIVATE)
 
-    def _take_rehearsal(self, rehearsal: _InTraining, why_not: str) -> None:
+    def _take_rehearsal(self, rehearsal: InTraining, why_not: str) -> None:
         """Dummies leave as an update would, and no sooner where the training process has to do its work
         again."""
         announced = rehearsal.announced

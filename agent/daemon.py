@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import threading
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from agent.announcements import Announced, Announcements, Phase
 from agent.cycle import Cycle
@@ -29,6 +29,7 @@ from agent.sensors import Sensors
 from agent.settings import AgentSettings, on_board
 from agent.state import AgentState
 from agent.status import Doing, Link, RoundStatus, Status, StatusFile
+from agent.tokens import Tokens
 from agent.worker import Worker
 from dpagent.clock import Clock, SystemClock
 from dpagent.errors import StorageError
@@ -42,6 +43,9 @@ from dpagent.protocol.topics import Topics
 from dpagent.service_manager import ServiceManager
 from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received, Subscribed
 from dpagent.transport.session import MqttSession, Subscription
+
+if TYPE_CHECKING:
+    from agent.identity import Identity
 
 log = logging.getLogger(__name__)
 
@@ -84,11 +88,16 @@ class Agent:
         os.nice(max(0, profile.niceness - os.nice(0)))
         self._verifier = Verifier(settings.coordinator_key, settings.fleet)
         self._topics = Topics(settings.fleet)
+        identity = identity_of(settings)
+        # Of the model's chunks, those that the plan names and that have not come: see _topics_of_chunks.
+        topics = [self._topics.plan, self._topics.receipts]
+        if identity is not None:
+            answers = self._topics.answer(identity.device_id)
+            topics += [self._topics.token_keys, self._topics.witness, self._topics.evidence, answers]
         self._session = MqttSession(
             settings.mqtt,
             client_id=None,
-            # Of the model's chunks, those that the plan names and that have not come.
-            subscriptions=[Subscription(self._topics.plan), Subscription(self._topics.receipts)],
+            subscriptions=[Subscription(topic) for topic in topics],
             persistent=False,
         )
         # It takes the directory's lock: nothing is decoded for a device that is running, or has no ledger.
@@ -127,6 +136,16 @@ class Agent:
             ask_again=self._session.ask_again,
             clock=self._clock,
         )
+        self._tokens = Tokens(
+            settings.fleet,
+            identity,
+            verifier=self._verifier,
+            topics=self._topics,
+            state=self._state,
+            session=self._session,
+            publisher=self._publisher,
+            clock=self._clock,
+        )
         self._writes = DiskWrites(sensors, self._state, self._clock)
         self._governor = Governor(
             settings.governor, settings.state_dir, sensors, self._clock, written_today=self._writes.today
@@ -139,6 +158,7 @@ class Agent:
             state=self._state,
             worker=Worker(settings, profile),
             publisher=self._publisher,
+            tokens=self._tokens,
             governor=self._governor,
             meter=EnergyMeter(sensors.root, self._clock),
             clock=self._clock,
@@ -178,6 +198,7 @@ class Agent:
                     self._session.follow(self._topics_of_chunks())
                     self._cycle.advance()
                     self._publisher.publish_due()
+                    self._tokens.tend()
                     self._complain_of_silence()
                     self._take_model()
                     self._renewal.tend()
@@ -218,7 +239,7 @@ class Agent:
 
     def _take_events(self) -> None:
         """Handle the events that have arrived; wait only when nothing else is due."""
-        wait_s = min(_IDLE_S, self._publisher.due_in_s(), self._cycle.due_in_s())
+        wait_s = min(_IDLE_S, self._publisher.due_in_s(), self._cycle.due_in_s(), self._tokens.due_in_s())
         for number in range(_BATCH):
             event = self._session.next_event(wait_s if number == 0 else 0)
             if event is None:
@@ -323,6 +344,14 @@ class Agent:
             elif topic == self._topics.receipts:
                 if self._cycle.take_receipts(self._verifier.open(payload, Receipts, "receipts")):
                     self._last_receipt_at = self._clock.unix()
+            elif topic == self._topics.token_keys:
+                self._tokens.watch.take_keys(payload)
+            elif topic == self._topics.witness:
+                self._tokens.watch.take_witness(payload)
+            elif topic == self._topics.evidence:
+                self._tokens.watch.take_evidence(payload)
+            elif topic.endswith("/answer"):
+                self._tokens.take_answer(payload)
             else:
                 self._announcements.take_chunk(self._verifier.open(payload, ModelChunk, "model"))
         except MessageError as error:
@@ -342,3 +371,18 @@ class Agent:
         self._rejected = 0
         self._counted_at = self._clock.monotonic()
         self._reported_bytes = (up, down)
+
+
+def identity_of(settings: AgentSettings) -> Identity | None:
+    """By what the fleet knows this board, if it has enrolled.
+
+    Raises:
+        ConfigurationError: one of the files is missing or is another's.
+        StorageError: one cannot be read.
+    """
+    cert_file, key_file = settings.mqtt.cert_file, settings.mqtt.key_file
+    if cert_file is None or key_file is None:
+        return None
+    from agent.identity import Identity  # Boards without one need no X.509.
+
+    return Identity.load(cert_file, key_file)

@@ -18,6 +18,7 @@ from agent.heads import LedgerFiles, SecondHead, require_kept, save_head
 from agent.ledger import Ledger, create_ledger
 from agent.rounds import Rounds, create_rounds
 from agent.spool import Spool, create_spool
+from agent.token_store import TokenStore, create_tokens
 from dpagent import faults
 from dpagent.errors import DamagedDatabaseError, LedgerError, StorageError
 from dpagent.faults import FaultPoint
@@ -79,13 +80,14 @@ class StateDatabase:
             with ledger_errors(self.file):
                 self.connection = open_database(
                     self.file,
-                    [create_ledger, create_spool, create_rounds, _create_counters],
+                    [create_ledger, create_spool, create_rounds, _create_counters, create_tokens],
                     page_bytes=_PAGE_BYTES,
                 )
                 require_whole(self.connection, self.file)
                 self.ledger = Ledger(self.connection)
                 self.spool = Spool(self.connection)
                 self.rounds = Rounds(self.connection)
+                self.tokens = TokenStore(self.connection)
         except BaseException:
             self._directory.close()
             raise

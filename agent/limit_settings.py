@@ -10,7 +10,7 @@ from dpagent.configuration import Settings
 from dpagent.errors import DpagentError
 from dpagent.privacy.methods import METHODS, method_named
 from dpagent.privacy.statement import Trust
-from dpagent.protocol.messages import MIN_SLOT_S
+from dpagent.protocol.messages import MIN_SLOT_S, Linkability
 from dpagent.protocol.mixing import MixerKey
 
 _AnyTrust = Annotated[Trust, Field(strict=False)]
@@ -57,6 +57,9 @@ class LimitSettings(Settings):
     nobody."""
     trust: Annotated[tuple[_AnyTrust, ...], Field(strict=False, min_length=1)] = (Trust.NONE,)
     """The parties that a job's guarantee may rest on: ``none`` is a guarantee that rests on nobody."""
+    linkability: Annotated[tuple[Linkability, ...], Field(strict=False, min_length=1)] = ("fragment", "none")
+    """What a plan's tokens may let the coordinator link: ``fragment`` and ``none`` nothing, ``round`` which
+    fragments of a round are one board's."""
     mixer_keys: Annotated[tuple[MixerKey, ...], Field(strict=False)] = ()
     """Public keys of mixers that this device's owner trusts not to work with the coordinator. A plan that
     names another mixer is declined, unless the list is empty: then nothing is claimed of any mixer."""

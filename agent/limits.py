@@ -81,6 +81,10 @@ def require_within(task: RoundTask, limits: LimitSettings) -> None:
         raise BeyondLimitError(
             "the job's δ", plan.delta, f"at most {limits.maximum_job_delta:g}", "maximum_job_delta"
         )
+    if plan.linkability not in limits.linkability:
+        raise BeyondLimitError(
+            "the linkability", plan.linkability, ", ".join(limits.linkability), "linkability"
+        )
     if task.method.name not in limits.methods:
         raise BeyondLimitError("the method", task.method.name, ", ".join(limits.methods), "methods")
     if not (release.mechanism.is_private or limits.allow_unproven):

@@ -50,7 +50,7 @@ Seal: TypeAlias = Callable[[bytes, Plan], bytes]
 def sealed_for(fragment: bytes, plan: Plan) -> bytes:
     """A spooled fragment, sealed to the coordinator that made the plan, and once more to the mixer that it
     names; anew each time."""
-    return seal_for(as_sent(fragment, plan.wire), plan)
+    return seal_for(as_sent(fragment, plan), plan)
 
 
 class Slots(NamedTuple):
@@ -99,7 +99,7 @@ class Publisher:
         self._rate = messages_per_second
         self._allowance = float(_BURST)
         self._allowance_at = clock.monotonic()
-        self._period_s = period_s
+        self.period_s = period_s
         self._epoch = clock.monotonic() - self._random.uniform(0.0, period_s)
         self._window: _Window | None = None
         self._jitter_ends_at = -math.inf
@@ -107,8 +107,8 @@ class Publisher:
 
     def grid_time(self, earliest: float) -> float:
         """The first point of the grid at ``earliest`` (monotonic seconds) or later."""
-        points = (earliest - self._epoch) / self._period_s
-        return self._epoch + math.ceil(points - _ON_THE_GRID) * self._period_s
+        points = (earliest - self._epoch) / self.period_s
+        return self._epoch + math.ceil(points - _ON_THE_GRID) * self.period_s
 
     def first_slot(self, decided_from: float) -> float:
         """Where the slots of a round begin on the grid: a quarter of a period later or more, so that the time
@@ -117,11 +117,11 @@ class Publisher:
         Args:
             decided_from: when the decision on the round began (monotonic seconds).
         """
-        return self.grid_time(decided_from + _TO_DECIDE * self._period_s)
+        return self.grid_time(decided_from + _TO_DECIDE * self.period_s)
 
     def slot_s(self, plan: Plan) -> float:
         """A round's compute slot, as a whole number of the grid's periods."""
-        return math.ceil(plan.compute_slot_s / self._period_s) * self._period_s
+        return math.ceil(plan.compute_slot_s / self.period_s) * self.period_s
 
     def slots_for(self, plan: Plan, seconds: float) -> int:
         """How many slots training takes, at least 1, if it takes so many seconds."""

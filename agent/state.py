@@ -12,9 +12,11 @@ from agent.heads import LedgerFiles, SecondHead, read_head, read_second_head, re
 from agent.ledger import Ledger
 from agent.rounds import KnownRound, RoundState
 from agent.spool import SpooledFragment
+from agent.token_store import Request
 from dpagent import faults
 from dpagent.errors import LedgerError
 from dpagent.faults import FaultPoint
+from dpagent.protocol.issuing import Verdict
 
 _WRITTEN: Final = "written"
 _WRITTEN_DAY: Final = "written_day"
@@ -170,7 +172,7 @@ class AgentState(StateDatabase):
     def spool_round(
         self, job: str, number: int, fragments: Iterable[SpooledFragment], now: float, failure: str | None
     ) -> None:
-        """Spool the fragments of a charged round. Only then may a byte leave.
+        """Spool the fragments of a charged round, which spends its tokens. Only then may a byte leave.
 
         Args:
             job: its job, in hexadecimal.
@@ -199,6 +201,7 @@ class AgentState(StateDatabase):
         with self.written():
             self._put(job, number, fragments)
             self.rounds.move(job, number, state, now, reason)
+            self.tokens.spend(bytes.fromhex(job), number)
             faults.reached(FaultPoint.AGENT_SPOOL_WRITTEN)
         faults.reached(FaultPoint.AGENT_SPOOLED)
         # From here on, an older copy of the state may not run the round again.
@@ -213,6 +216,32 @@ class AgentState(StateDatabase):
         if fragments := list(fragments):
             self.spool.put(job, number, fragments)
             self.rounds.note_spooled(job, number)
+
+    def keep_token_requests(self, job: bytes, number: int, requests: Iterable[Request]) -> None:
+        """Keep requests for tokens, before they leave; those of the job's rounds before one go."""
+        with self.written():
+            self.tokens.forget_before(job, number)
+            for request in requests:
+                self.tokens.put(request)
+        faults.reached(FaultPoint.AGENT_ASKS)
+
+    def settle_tokens(
+        self, job: bytes, number: int, verdict: Verdict, tokens: Sequence[bytes], reason: str | None
+    ) -> None:
+        """Keep the answer to a request for tokens."""
+        with self.written():
+            self.tokens.settle(job, number, verdict, tokens, reason)
+        faults.reached(FaultPoint.AGENT_HAS_TOKENS)
+
+    def keep_token_list(self, job: bytes, message: bytes) -> None:
+        """Keep a signed list of keys that was seen."""
+        with self.written():
+            self.tokens.put_list(job, message)
+
+    def keep_token_conflict(self, job: bytes, number: int, one: bytes, other: bytes, now: float) -> None:
+        """Keep two signed lists that disagree on a round's key."""
+        with self.written():
+            self.tokens.put_conflict(job, number, one, other, now)
 
     def note_energy(self, job: str, number: int, energy: Energy) -> None:
         """Add to the energy that the board has taken for a round, a note for the owner."""

@@ -38,6 +38,7 @@ from benchmarks import (
     seal,
     step_shares,
     swarm_rounds,
+    tokens,
     traffic,
 )
 
@@ -79,6 +80,7 @@ BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
             installed_size,
             seal,
             traffic,
+            tokens,
             counting,
             adversary,
         )

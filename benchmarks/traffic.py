@@ -32,6 +32,7 @@ from dpagent.protocol.packing import pack
 from dpagent.protocol.sealing import Opener, new_sealing_secret, seal
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.task import RoundTask, values_of
+from dpagent.protocol.tokens import token_bytes, with_token
 from dpagent.protocol.topics import Topics
 from dpagent.protocol.weights import weights_to_bytes
 from simulation.presets import PRESETS
@@ -90,7 +91,10 @@ def packet_bytes(topic: str, payload: bytes) -> int:
 
 def _fragments(task: RoundTask) -> list[int]:
     topic, update = Topics("demo").fragments, np.zeros(values_of(task.plan), np.int64)
-    return [packet_bytes(topic, seal(encode(each), task.plan)) for each in cut(update, task.plan)]
+    fragments = cut(update, task.plan)
+    if tokens := token_bytes(task.plan):
+        fragments = (with_token(each, os.urandom(tokens)) for each in fragments)
+    return [packet_bytes(topic, seal(encode(each), task.plan)) for each in fragments]
 
 
 def _from_coordinator(task: RoundTask, receipts: int) -> list[int]:

@@ -15,7 +15,7 @@ from cli.configurations import FleetConfig, SetOptions, coordinator_settings
 from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
 from cli.job import NO_JOB, state_of
 from cli.job import app as job_app
-from cli.members import ca, devices
+from cli.members import budgets, ca, devices
 from cli.members.enrolment import enrolment
 from cli.members.invite import invite
 from cli.output import finite
@@ -23,7 +23,8 @@ from cli.tables import print_table
 from dpagent.wording import counted
 
 if TYPE_CHECKING:
-    pass
+    from coordinator.participation import Participation
+    from coordinator.settings import CoordinatorSettings
 
 app = Commands(help="Run and inspect the rounds of a fleet.", no_args_is_help=True)
 app.add_typer(job_app, name="job")
@@ -32,6 +33,7 @@ app.command()(invite)
 app.command()(enrolment)
 app.add_typer(devices.app, name="devices")
 app.command("broker-config")(broker_config)
+app.add_typer(budgets.app, name="budgets")
 
 
 @app.command()
@@ -87,14 +89,20 @@ def status(
     from coordinator.columns import spent_in
     from coordinator.queue import JobState
     from coordinator.reader import StoreReader
+    from dpagent.protocol.tokens import LINKABILITY_MEANINGS
 
-    reader = StoreReader(coordinator_settings(config).state_dir, job)
+    settings = coordinator_settings(config)
+    reader = StoreReader(settings.state_dir, job)
     try:
         queued, rounds, counters = reader.queued(), reader.rounds(), reader.counters()
         waiting = [each for each in reader.jobs() if not each.state.is_over]
     finally:
         reader.close()
     columns = () if queued is None else spent_in(queued.job, rounds)
+    linkability = "none" if queued is None else queued.job.linkability
+    taking_part = None
+    if queued is not None and rounds and linkability != "none":
+        taking_part = _participation(settings, queued.job.id, rounds[-1].number)
     if as_json:
         typer.echo(
             json.dumps(
@@ -107,6 +115,8 @@ def status(
                         "finished": queued is not None and queued.state is JobState.FINISHED,
                         "spent": [column.as_dict() for column in columns],
                         "counters": counters,
+                        "linkability": linkability,
+                        "participation": None if taking_part is None else asdict(taking_part),
                         "rounds": [asdict(r) for r in rounds],
                     }
                 ),
@@ -121,6 +131,9 @@ def status(
         f"Job {queued.name} ({queued.job.id.hex()}): {state_of(queued)}, {len(rounds)} of "
         f"{counted(queued.job.rounds, 'round')} started."
     )
+    typer.echo(f"Linkability {linkability}: {LINKABILITY_MEANINGS[linkability]}.")
+    if taking_part is not None:
+        typer.echo(f"Round {rounds[-1].number}: {taking_part.sentence()}.")
     others = [each.name for each in waiting if each.number != queued.number]
     if others:
         typer.echo(f"Also in the queue: {', '.join(others)}. `dpagent coordinator job list` shows all.")
@@ -163,3 +176,19 @@ def status(
         )
     for name, value in sorted(counters.items()):
         typer.echo(f"{name}: {value}")
+
+
+def _participation(settings: CoordinatorSettings, job: bytes, number: int) -> Participation | None:
+    """Who takes part in a round, where members have tokens."""
+    from coordinator.devices import Devices
+    from coordinator.participation import participation
+    from coordinator.registry import FILE_NAME, RegistryReader
+
+    if not (settings.members_dir / FILE_NAME).exists():
+        return None
+    reader = RegistryReader(settings.members_dir)
+    try:
+        with Devices(settings.members_dir) as devices:
+            return participation(reader.of_round(job, number), devices.all())
+    finally:
+        reader.close()

@@ -9,8 +9,9 @@ from typing import Final
 from dpagent import faults
 from dpagent.faults import FaultPoint
 from dpagent.protocol.fragments import chunked, receipt_digest
-from dpagent.protocol.messages import RECEIPTS_PER_MESSAGE, Plan, Receipts
+from dpagent.protocol.messages import RECEIPTS_PER_MESSAGE, Plan, Receipts, Sealed
 from dpagent.protocol.signing import Signer
+from dpagent.protocol.tokens import TokenKeys
 from dpagent.protocol.topics import Topics
 from dpagent.transport.events import Acknowledged, Disconnected, Event, Received
 from dpagent.transport.session import MqttSession
@@ -75,6 +76,14 @@ class Announcer:
             receipts = Receipts(b"".join(digests[start : start + RECEIPTS_PER_MESSAGE]))
             self._session.publish(self._topics.receipts, self._signer.sign(receipts, "receipts"))
             faults.reached(FaultPoint.COORDINATOR_RECEIPTS_PUBLISHED)
+
+    def announce_keys(self, keys: TokenKeys) -> None:
+        """Publish the keys of tokens, retained."""
+        self._session.publish(self._topics.token_keys, self._signer.sign(keys, "token-keys"), retain=True)
+
+    def answer(self, device: str, answer: Sealed) -> None:
+        """Publish an answer to a device's request. One that is lost is asked for again."""
+        self._session.publish(self._topics.answer(device), self._signer.sign(answer, "answer"))
 
     def say_goodbye(self, plan: Plan, assets: Mapping[str, bytes]) -> bool:
         """Publish what came of the job, and its end; return whether the broker took it within a few seconds.

@@ -1,8 +1,8 @@
 """The side of blind signatures that signs (:mod:`dpagent.protocol.blind_signatures`): RSA roots that tell
 nothing of the key.
 
-The private operation takes the same time whatever it is given: its argument is blinded with a fresh random
-factor, and both exponentiations of the Chinese remainder theorem are GMP's ``mpz_powm_sec``. Its result is
+The private operation takes the same time whatever it is given: its argument is blinded with a random factor,
+and both exponentiations of the Chinese remainder theorem are GMP's ``mpz_powm_sec``. Its result is
 checked before it leaves: a fault in one of them would give the modulus' factors away (Boneh, DeMillo, Lipton,
 *On the importance of checking cryptographic protocols for faults*, 1997).
 """
@@ -27,6 +27,7 @@ from dpagent.protocol.blind_signatures import (
 )
 
 _PRIME_BYTES: Final = SIGNATURE_BYTES // 2
+_SQUARES: Final = 31
 
 
 class FaultError(RuntimeError):
@@ -90,19 +91,31 @@ class _Signer:
         self._d_p, self._d_q = gmpy2.mpz(pow(e, -1, p - 1)), gmpy2.mpz(pow(e, -1, q - 1))
         self._q_inverse = gmpy2.mpz(pow(q, -1, p))
         self._size = (self._n.bit_length() + 7) // 8
+        self._factor, self._factors_left = (gmpy2.mpz(1), gmpy2.mpz(1)), 0
 
     def sign(self, blinded: bytes) -> bytes:
         """See :meth:`PrivateKey.blind_sign`."""
         message = gmpy2.mpz(int.from_bytes(blinded, "big"))
         if len(blinded) != self._size or not message < self._n:
             raise BlindSignatureError("a blinded message is not below the modulus")
-        while gmpy2.gcd(factor := gmpy2.mpz(secrets.randbelow(int(self._n))), self._n) != 1:
-            pass
-        hidden = message * gmpy2.powmod(factor, self._e, self._n) % self._n
-        root = self._root(hidden) * gmpy2.invert(factor, self._n) % self._n
+        power, inverse = self._next_factor()
+        root = self._root(message * power % self._n) * inverse % self._n
         if gmpy2.powmod(root, self._e, self._n) != message:
             raise FaultError("a blind signature came out wrong; it was not sent")
         return int(root).to_bytes(self._size, "big")
+
+    def _next_factor(self) -> tuple[gmpy2.mpz, gmpy2.mpz]:
+        """u^e and 1/u for a u that nobody else knows: a fresh one now and then, in between the square of the
+        one before, as OpenSSL has it."""
+        if self._factors_left == 0:
+            factor = gmpy2.mpz(1 + secrets.randbelow(int(self._n) - 1))  # It shares no factor with n.
+            self._factor = gmpy2.powmod(factor, self._e, self._n), gmpy2.invert(factor, self._n)
+            self._factors_left = _SQUARES
+        else:
+            power, inverse = self._factor
+            self._factor = power * power % self._n, inverse * inverse % self._n
+            self._factors_left -= 1
+        return self._factor
 
     def _root(self, hidden: gmpy2.mpz) -> gmpy2.mpz:
         of_p = gmpy2.powmod_sec(hidden % self._p, self._d_p, self._p)

@@ -16,7 +16,8 @@ def spent_columns(job: Job, *, rounds: int, epsilon: float, devices: int) -> tup
 
     Where devices add noise to their updates besides the coordinator, a second column trusts nobody. Reports
     of trained weights (``ldp-fl``) have two columns more. One is for a single bit. The other holds while
-    nobody links fragments, with so many honest devices; with one, hiding among others is not claimed.
+    nobody links fragments, with so many honest devices; with one, hiding among others is not claimed, nor
+    where the tokens of members link the fragments of a round (``linkability: round``).
     All follows from the job as it began: settings may have changed since.
 
     Args:
@@ -36,6 +37,9 @@ def spent_columns(job: Job, *, rounds: int, epsilon: float, devices: int) -> tup
         return (own,)
     # The price of reports does not depend on how many weights there are.
     closed = [noise.at(number, noise.coordinates) for number in range(1, rounds + 1)]
+    bit = bit_statement(max(each.bit_epsilon for each in closed))
+    if job.linkability == "round":
+        return (own, bit)  # Its tokens link a device's fragments of a round: none hides among others.
     shuffled = fragments_statement(
         closed,
         block=-(-noise.coordinates // job.fragments_per_update),
@@ -43,7 +47,7 @@ def spent_columns(job: Job, *, rounds: int, epsilon: float, devices: int) -> tup
         local_epsilon=epsilon,
         delta=delta,
     )
-    return (own, shuffled, bit_statement(max(each.bit_epsilon for each in closed)))
+    return (own, shuffled, bit)
 
 
 def spent_in(job: Job, rounds: Sequence[RoundRecord]) -> tuple[BudgetStatement, ...]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -42,6 +42,9 @@ from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.task import Release, RoundTask
 from dpagent.protocol.weights import weights_to_bytes
 from dpagent.wording import counted
+
+if TYPE_CHECKING:
+    from coordinator.token_office import TokenOffice
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +93,7 @@ class Cycle:
         models: the job's files and its evaluation.
         intake: takes fragments.
         announcer: publishes to the fleet.
+        tokens: of members, where fragments have to carry one.
         clock: the program's.
     """
 
@@ -104,11 +108,12 @@ class Cycle:
         models: ModelFiles,
         intake: Intake,
         announcer: Announcer,
+        tokens: TokenOffice | None,
         clock: Clock,
     ) -> None:
         self._settings, self._job = settings, job
         self._store, self._planner, self._stepper, self._models = store, planner, stepper, models
-        self._intake, self._announcer, self._clock = intake, announcer, clock
+        self._intake, self._announcer, self._tokens, self._clock = intake, announcer, tokens, clock
         self._model = store.model()
         self._task: RoundTask | None = None
         self._announced_at: float | None = None
@@ -173,13 +178,17 @@ class Cycle:
             log.error("the job ends after %s. %s", counted(number - 1, "round"), error)
             self._is_spent = True
             return
+        key = None
+        if self._tokens is not None:
+            self._tokens.open(number)
+            key = self._tokens.round_key(number)
         opened = self._store.start_round(number, opened_at, current.deadline)
         if opened is None:
             log.info("round %d is not opened: the job is paused or cancelled", number)
             return
         self._announced_at = opened.announced_at and min(opened.announced_at, now)
         self._task = task
-        self._intake.begin(task)
+        self._intake.begin(task, key)
         self.announce()
 
     def _task_of(self, current: OpenRound) -> RoundTask:
@@ -209,6 +218,8 @@ class Cycle:
         if self._task is None:
             return
         plan = self._task.plan
+        if self._tokens is not None:
+            self._tokens.announce()
         is_out = self._announcer.announce(plan, self._sent, self._models.assets)
         if is_out and self._announced_at is None:
             self._announced_at = self._now()
@@ -397,6 +408,8 @@ class Cycle:
 
     def _say_goodbye(self, model: Mapping[str, bytes]) -> bool:
         """Announce the end of the job, and what came of it; return whether the broker took that."""
+        if self._tokens is not None:
+            self._tokens.finish()
         if not self._store.last_round():
             return True  # Nobody has heard of it.
         now = self._clock.unix()

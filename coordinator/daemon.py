@@ -57,11 +57,14 @@ class Coordinator:
         self._settings, self._stays = settings, stays
         self._clock = clock or SystemClock()
         self._topics = Topics(settings.fleet)
+        # Its own plans, too: an older copy of its database knows nothing of some.
+        subscriptions = [Subscription(self._topics.fragments), Subscription(self._topics.plan)]
+        if settings.members_dir.is_dir():
+            subscriptions.append(Subscription(self._topics.asks))
         self._session = MqttSession(
             settings.mqtt,
             client_id=f"dpagent-coordinator-{settings.fleet}",
-            # Its own plans, too: an older copy of its database knows nothing of some.
-            subscriptions=[Subscription(self._topics.fragments), Subscription(self._topics.plan)],
+            subscriptions=subscriptions,
             persistent=True,
         )
         self.running: RunningJob | None = None
@@ -101,7 +104,8 @@ class Coordinator:
             self.running = self._taken_up_or_paused(wanted)
 
     def close(self) -> None:
-        """Close the database and let go of the directory."""
+        """Close the databases and let go of the directory."""
+        self._let_go()
         self._held.close()
 
     def run(self, stop: threading.Event) -> bool:
@@ -162,13 +166,19 @@ class Coordinator:
             if wanted is not None and wanted.number == self.running.queued.number:
                 self.running.take_changes(wanted)
                 return
-            self.running = None
+            self._let_go()
         if wanted is not None:
             self.running = self._taken_up_or_paused(wanted)
         elif paused := [each.name for each in jobs if not each.state.is_over]:
             log.info("no job goes on: %s paused", ", ".join(paused) + (" is" if len(paused) == 1 else " are"))
         elif self._stays:
             log.info("nothing is left to do; staying until a stop, or another job")
+
+    def _let_go(self) -> None:
+        """No job goes on."""
+        running, self.running = self.running, None
+        if running is not None:
+            running.close()
 
     def _taken_up(self, wanted: QueuedJob, prepared: Preparation | None = None) -> RunningJob | None:
         return RunningJob.take_up(
@@ -202,8 +212,9 @@ class Coordinator:
         interrupts comes again.
         """
         messages: list[Received] = []
+        wait_s = 0.0 if self.running is not None and self.running.is_busy else _IDLE_S
         for number in range(_BATCH):
-            event = self._session.next_event(_IDLE_S if number == 0 else 0)
+            event = self._session.next_event(wait_s if number == 0 else 0)
             if event is None:
                 break
             if self.running is not None:
@@ -219,12 +230,14 @@ class Coordinator:
                     messages.append(event)
                 case Acknowledged():
                     pass
+        requests = [each for each in messages if each.topic.endswith("/ask")]
+        fragments = [each.payload for each in messages if each.topic == self._topics.fragments]
         if self.running is not None:
             for plan in (each.payload for each in messages if each.topic == self._topics.plan):
                 with contextlib.suppress(MessageError):  # Of somebody else's, devices complain.
                     self.running.cycle.take_announcement(self._verifier.open(plan, Plan, "plan"))
-            fragments = [each.payload for each in messages if each.topic == self._topics.fragments]
             self.running.cycle.take_fragments(fragments)
+            self.running.take_requests(requests)
         elif messages:
             log.debug("dropped %s: no job goes on", counted(len(messages), "message"))
         self._session.acknowledge(messages)

@@ -15,7 +15,7 @@ from coordinator.announcer import Announcer
 from coordinator.influence import HonestNorms, UpdateNorms
 from coordinator.seats import OpenedFragment
 from coordinator.settings import FleetSettings
-from coordinator.store import BLOCK_FULL, Store
+from coordinator.store import BLOCK_FULL, SPENT, Store
 from dpagent.clock import Clock
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import read_block, read_tally, require_place
@@ -24,6 +24,7 @@ from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.sealing import Opener
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.tokens import RoundKey, token_id, without_token
 from dpagent.protocol.updates import Updates
 from dpagent.wording import counted
 
@@ -58,10 +59,16 @@ class Intake:
         self._opener, self._announcer, self._clock = opener, announcer, clock
         self._task: RoundTask | None = None
         self._norms: HonestNorms | UpdateNorms | None = None
+        self._key: RoundKey | None = None
 
-    def begin(self, task: RoundTask) -> None:
-        """Take fragments of this round from now on."""
-        self._task, self._norms = task, None
+    def begin(self, task: RoundTask, key: RoundKey | None) -> None:
+        """Take fragments of this round from now on.
+
+        Args:
+            task: the round's.
+            key: of the tokens that they have to carry, if any.
+        """
+        self._task, self._norms, self._key = task, None, key
         if isinstance(task.release, Updates) and task.release.own_noise is not None:
             self._norms = UpdateNorms(task.release)
         if not isinstance(task.release, NoisySum):
@@ -77,7 +84,7 @@ class Intake:
 
     def end(self) -> None:
         """Take no more fragments until a round begins."""
-        self._task = self._norms = None
+        self._task = self._norms = self._key = None
 
     def take(self, payloads: Sequence[bytes]) -> None:
         """Count each valid fragment exactly once, and send receipts."""
@@ -101,6 +108,8 @@ class Intake:
                 "rejected %s: %s. More came than from the %s that are expected",
                 counted(result.unseated, "message"), BLOCK_FULL, counted(self._settings.devices, "device"),
             )  # fmt: skip
+        if result.spent:
+            log.warning("rejected %s: %s", counted(result.spent, "message"), SPENT)
         if result.late:
             log.info("%s arrived after the round closed", counted(result.late, "fragment"))
         self._announcer.acknowledge(result.receipted)
@@ -120,8 +129,26 @@ class Intake:
         if fragment.round < task.plan.round:
             # Too late to count, so its size does not matter.
             return OpenedFragment(fragment.id, fragment.round, 0, _NO_VALUES, now)
+        if task.plan.linkability != "none":
+            token, fragment = without_token(fragment)
+            if not fragment.dummy:
+                self._require_token(token, fragment)
         values = self._values_of(fragment, task)
         return OpenedFragment(fragment.id, fragment.round, fragment.position, values, now, fragment.dummy)
+
+    def _require_token(self, token: bytes, fragment: Fragment) -> None:
+        """Refuse a fragment that no member has a token for.
+
+        Raises:
+            MessageError: It has none, or one of another round, block, job or fleet; or its id is another.
+        """
+        assert self._key is not None
+        if fragment.id != token_id(token, fragment.position) or not self._key.is_valid(
+            token, fragment.position
+        ):
+            raise MessageError(
+                "bad token", f"no member's, for block {fragment.position} of round {fragment.round}"
+            )
 
     def _values_of(self, fragment: Fragment, task: RoundTask) -> NDArray[np.int64]:
         """What a fragment of the open round adds to its block.

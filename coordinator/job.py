@@ -48,6 +48,11 @@ class Job:
         fragments: Any = self.terms["fragments_per_update"]
         return int(fragments)
 
+    @property
+    def linkability(self) -> str:
+        """What tokens of members let the coordinator link."""
+        return str(self.terms.get("linkability", "none"))
+
     def stored(self) -> tuple[bytes, str, str]:
         """Id, terms and budget as they are stored."""
         own = self.device and _budget_of(self.device.noise, self.device.epsilon_by_round)

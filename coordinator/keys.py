@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from dpagent.keys import read_key
+from dpagent.protocol.issuing import AskOpener
 from dpagent.protocol.sealing import Opener, new_sealing_secret
 from dpagent.protocol.signing import Signer, new_signing_secret
 
@@ -31,4 +32,17 @@ def load_opener(keys_dir: Path, fleet: str) -> Opener:
     Raises:
         StorageError, ConfigurationError: The key cannot be kept secret or read.
     """
-    return Opener(read_key(keys_dir / "sealing.key", new_sealing_secret, remedy=_REMEDY), fleet)
+    return Opener(_sealing_secret(keys_dir), fleet)
+
+
+def load_ask_opener(keys_dir: Path, fleet: str) -> AskOpener:
+    """The same key, for requests.
+
+    Raises:
+        StorageError, ConfigurationError: The key cannot be kept secret or read.
+    """
+    return AskOpener(_sealing_secret(keys_dir), fleet)
+
+
+def _sealing_secret(keys_dir: Path) -> bytes:
+    return read_key(keys_dir / "sealing.key", new_sealing_secret, remedy=_REMEDY)

@@ -314,6 +314,7 @@ class Planner:
             delta=settings.privacy.delta,
             wire=wire,
             sealing_key=self._sealing_key,
+            linkability=settings.linkability,
             mixer=None if settings.mixer_key is None else raw_key(settings.mixer_key),
             deadline=current.deadline,
             compute_slot_s=settings.round.compute_slot_s,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from coordinator.announcer import Announcer
 from coordinator.cycle import Cycle
 from coordinator.database import Database
 from coordinator.intake import Intake
 from coordinator.job import Job
+from coordinator.keys import load_ask_opener
 from coordinator.models import ModelFiles
 from coordinator.planning import Planner, new_job, require_sendable
 from coordinator.queue import JobState, Queue, QueuedJob
@@ -25,7 +28,11 @@ from dpagent.learning.data.opening import open_inferred
 from dpagent.privacy.statement import Trust, Unit, delta_warning, epsilon_warning
 from dpagent.protocol.sealing import Opener
 from dpagent.storage import disk_errors
+from dpagent.transport.events import Received
 from dpagent.wording import counted
+
+if TYPE_CHECKING:
+    from coordinator.token_office import TokenOffice
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +151,7 @@ class RunningJob:
         store: what it keeps.
         models: its files.
         announcer: publishes to the fleet, for this job.
+        tokens: of members, where fragments have to carry one.
         queue: of the coordinator.
         clock: the program's.
     """
@@ -156,12 +164,13 @@ class RunningJob:
         store: Store,
         models: ModelFiles,
         announcer: Announcer,
+        tokens: TokenOffice | None,
         queue: Queue,
         clock: Clock,
     ) -> None:
         self.queued, self.cycle, self.store = queued, cycle, store
         self.models, self.announcer = models, announcer
-        self._queue, self._clock = queue, clock
+        self._tokens, self._queue, self._clock = tokens, queue, clock
 
     @classmethod
     def take_up(
@@ -208,6 +217,7 @@ class RunningJob:
             log.info("%s begins: %s, %s", _shown(queued), counted(job.rounds, "round"), promised)
         else:
             return None
+        tokens = _token_office(settings, job, store, announcer, clock)
         cycle = Cycle(
             settings,
             job,
@@ -217,17 +227,40 @@ class RunningJob:
             models=prepared.models,
             intake=Intake(settings, job.id, store=store, opener=opener, announcer=announcer, clock=clock),
             announcer=announcer,
+            tokens=tokens,
             clock=clock,
         )
         faults.reached(FaultPoint.QUEUE_TAKEN_UP)
         return cls(
-            queued, cycle, store=store, models=prepared.models, announcer=announcer, queue=queue, clock=clock
+            queued,
+            cycle,
+            store=store,
+            models=prepared.models,
+            announcer=announcer,
+            tokens=tokens,
+            queue=queue,
+            clock=clock,
         )
 
     def connected(self) -> None:
         """The broker is there, perhaps again, and may lack what was published."""
         self.announcer.assets_changed()
         self.cycle.announce()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests for tokens wait."""
+        return self._tokens is not None and self._tokens.is_busy
+
+    def take_requests(self, messages: Sequence[Received]) -> None:
+        """Take devices' requests for tokens."""
+        if self._tokens is not None:
+            self._tokens.take(messages)
+
+    def close(self) -> None:
+        """Let go of what the job alone has open."""
+        if self._tokens is not None:
+            self._tokens.close()
 
     def take_changes(self, queued: QueuedJob) -> None:
         """Take what an operator has changed."""
@@ -243,9 +276,22 @@ class RunningJob:
             is_told = self.cycle.finish()
         else:
             self.cycle.advance()
+            if self._tokens is not None:
+                self._tokens.tend()
             return
         if is_told:
             self._queue.end(self.queued.number, self._clock.unix())
+
+
+def _token_office(
+    settings: FleetSettings, job: Job, store: Store, announcer: Announcer, clock: Clock
+) -> TokenOffice | None:
+    if settings.linkability == "none":
+        return None
+    from coordinator.token_office import TokenOffice  # It loads what signs.
+
+    opener = load_ask_opener(settings.keys_dir, settings.fleet)
+    return TokenOffice(settings, job, store=store, opener=opener, announcer=announcer, clock=clock)
 
 
 def _shown(queued: QueuedJob) -> str:

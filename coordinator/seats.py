@@ -59,6 +59,8 @@ class Counted:
     """Ids of dummies for which there would be a seat."""
     unseated: int
     """Fragments that found no seat, or lost theirs to another, and dummies without one."""
+    spent: int
+    """Fragments whose id, and so whose token, another fragment has."""
     late: int
     """Messages with fragments of closed rounds. Only their number is stored: anyone can seal any number
     of them, and storing them would fill the disk. They get no receipt, even if they counted in their round: a
@@ -111,11 +113,12 @@ class Seats:
         fresh: list[bytes] = []
         repeated: list[bytes] = []
         dummies: list[bytes] = []
-        late = unseated = 0
+        late = unseated = spent = 0
         taken = self.counts(open_round)
         known = self._known([fragment.id for fragment in fragments if not fragment.dummy])
         # Statements are slow one by one: seats that are free are taken together.
         waiting: list[OpenedFragment] = []
+        taken_now: dict[bytes, OpenedFragment] = {}
         for fragment in fragments:
             position = fragment.position
             has_seat = taken.get(position, 0) < seats
@@ -131,9 +134,13 @@ class Seats:
                 else:
                     unseated += 1
             elif fragment.id in known:
-                repeated.append(fragment.id)
+                if self._is_same(fragment, taken_now.get(fragment.id)):
+                    repeated.append(fragment.id)
+                else:
+                    spent += 1
             elif has_seat:
                 waiting.append(fragment)
+                taken_now[fragment.id] = fragment
                 taken[position] = taken.get(position, 0) + 1
                 fresh.append(fragment.id)
                 known.add(fragment.id)
@@ -143,10 +150,11 @@ class Seats:
                     self._free(open_round, position, loser)
                     known.discard(loser)
                     self._seat([fragment])
+                    taken_now[fragment.id] = fragment
                     fresh.append(fragment.id)
                     known.add(fragment.id)
         self._seat(waiting)
-        return Counted(tuple(fresh), tuple(repeated), tuple(dummies), unseated, late)
+        return Counted(tuple(fresh), tuple(repeated), tuple(dummies), unseated, spent, late)
 
     def counts(self, number: int) -> dict[int, int]:
         """Taken seats of a round by position."""
@@ -194,6 +202,16 @@ class Seats:
             rows = self._connection.execute(f"SELECT id FROM fragments WHERE id IN ({marks})", some)
             found.update(row["id"] for row in rows)
         return found
+
+    def _is_same(self, fragment: OpenedFragment, before: OpenedFragment | None) -> bool:
+        """Whether a fragment is the one that has its id already, sent again."""
+        if before is not None:
+            return before.position == fragment.position and np.array_equal(before.values, fragment.values)
+        row = self._connection.execute(
+            "SELECT units, type FROM seats WHERE round = ? AND position = ? AND ticket = ?",
+            (fragment.round, fragment.position, self._ticket(fragment.id)),
+        ).fetchone()
+        return row is not None and (row["units"], row["type"]) == _stored(fragment.values)
 
     def _seat(self, fragments: Sequence[OpenedFragment]) -> None:
         if not fragments:

@@ -12,6 +12,7 @@ from pydantic_core import PydanticSerializationError
 
 from coordinator.enrolment_settings import EnrolmentSettings
 from coordinator.job_settings import CapSettings, ModelSettings, OptimiserSettings, PrivacySettings
+from coordinator.token_settings import TokenSettings
 from dpagent.configuration import (
     FilePath,
     Settings,
@@ -26,8 +27,9 @@ from dpagent.learning.model_files import is_model_file
 from dpagent.overrides import Override
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.methods import method_named
-from dpagent.protocol.messages import MIN_SLOT_S
+from dpagent.protocol.messages import MIN_SLOT_S, Linkability
 from dpagent.protocol.mixing import MixerKey
+from dpagent.protocol.tokens import MAX_TOKENS
 from dpagent.protocol.topics import FleetName
 from dpagent.transport.settings import MqttSettings
 from dpagent.wording import counted
@@ -125,6 +127,7 @@ class CoordinatorSettings(Settings):
     """Directory of the fleet's certificate authority and its table of devices, relative to this file;
     ``dpagent coordinator ca init`` creates it. Keep it as you keep ``keys_dir``."""
     enrolment: EnrolmentSettings = EnrolmentSettings()
+    tokens: TokenSettings = TokenSettings()
     mqtt: MqttSettings = MqttSettings()
 
     @property
@@ -171,12 +174,25 @@ class JobSettings(Settings):
     aggregation: AggregationSettings = AggregationSettings()
     fragments_per_update: Annotated[int, Field(ge=1, le=4096)] = 16
     """Fragments of a device's update."""
+    linkability: Linkability = "none"
+    """Whether fragments carry one-time tokens of enrolled devices. ``fragment``: one each; only members'
+    count, each device's once, and nobody can tell whose they are or which belong together. ``round``: one a
+    round, which shows which belong together. ``none``: no tokens, and fragments of anybody count."""
     test_data: TestDataSettings | None = None
     keep_models: Literal["all", "last"] = "all"
     """Keep each round's model, in ``jobs/NAME/models`` of the state directory, or only the last one."""
     current_models: bool = False
     """Whether devices can keep the model of each round as a file (``model.keep: current`` in agent.yaml), and
     not only the finished one: each is sent the file without its weights, once a connection."""
+
+    @model_validator(mode="after")
+    def _tokens_fit_a_message(self) -> JobSettings:
+        if self.linkability == "fragment" and self.fragments_per_update > MAX_TOKENS:
+            raise ValueError(
+                f"fragments_per_update is {self.fragments_per_update}; expected at most {MAX_TOKENS} with "
+                "linkability fragment: a device asks for its tokens of a round in one message"
+            )
+        return self
 
     @model_validator(mode="after")
     def _cap_goes_with_the_method(self) -> JobSettings:
@@ -329,6 +345,7 @@ class FleetSettings(JobSettings, CoordinatorSettings):
                 "optimiser",
                 "fragments_per_update",
                 "current_models",
+                "linkability",
             },
         )
         # A model file can change without a change of its path, and the reverse.

@@ -22,6 +22,8 @@ from dpagent.storage import disk_errors, transaction
 
 BLOCK_FULL: Final = "block full"
 """Why a fragment that finds no seat is rejected."""
+SPENT: Final = "spent"
+"""Why a fragment is rejected whose id another one has: its token has been used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,7 @@ class Store:
                     "dummies": len(counted.dummies),
                     "late": counted.late,
                     f"rejected: {BLOCK_FULL}": counted.unseated,
+                    f"rejected: {SPENT}": counted.spent,
                 }
             )
             faults.reached(FaultPoint.COORDINATOR_COUNT_WRITTEN)

@@ -53,6 +53,7 @@ from vector_fleet import (
     sealed,
     to_mixer,
 )
+from vector_tokens import tokens
 
 from coordinator.aggregation import fleet_mean
 from dpagent.protocol.codec import encode
@@ -267,7 +268,7 @@ def render() -> dict[str, str]:
     """The files by name."""
     files = {
         "fleet": _fleet(), "plan": _plan(), "model": _model(), "fragment": _fragment(), "mixed": _mixed(),
-        "reports": _reports(), "receipts": _receipts(), "receiving": receiving(),
+        "reports": _reports(), "receipts": _receipts(), "receiving": receiving(), "tokens": tokens(),
         "clipped": _clipped("clipped in L2", CLIPPED_PLAN),
         "counted": _clipped("clipped in L2, with a vote on the clip norm", COUNTED_PLAN),
         "noisy": _clipped("the same with noise of devices besides", NOISY_PLAN),

@@ -69,7 +69,8 @@ def make_plan(spec: ModelSpec = _TINY, **changes: Any) -> Plan:
         },
         "assets": [],
         "delta": 1e-5,
-        "sealing_key": OPENER.public_key, "mixer": None, "deadline": 1.8e9, "compute_slot_s": 60.0,
+        "sealing_key": OPENER.public_key, "linkability": "none", "mixer": None, "deadline": 1.8e9,
+        "compute_slot_s": 60.0,
         "jitter_window_s": 600.0,
     }  # fmt: skip
     values |= {key: changes.pop(key) for key in ("assets", "round") if key in changes}

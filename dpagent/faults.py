@@ -16,6 +16,8 @@ class FaultPoint(StrEnum):
 
     AGENT_OFFERED = "agent: a plan is on record"
     AGENT_OTHERS_EXPIRED = "agent: other rounds are given up"
+    AGENT_ASKS = "agent: requests for tokens are on disk"
+    AGENT_HAS_TOKENS = "agent: an answer for tokens is on disk"
     AGENT_ADMITTED = "agent: admitted, nothing charged"
     AGENT_CHARGE_WRITTEN = "agent: charge written"
     AGENT_CHARGED = "agent: charged, the heads are behind"
@@ -43,6 +45,8 @@ class FaultPoint(StrEnum):
     COORDINATOR_COUNT_WRITTEN = "coordinator: count written"
     COORDINATOR_COUNTED = "coordinator: counted, no receipt"
     COORDINATOR_RECEIPTS_PUBLISHED = "coordinator: receipts published"
+    COORDINATOR_TOKENS_WRITTEN = "coordinator: tokens signed, and entered"
+    COORDINATOR_TOKENS_GRANTED = "coordinator: tokens granted, not answered"
     COORDINATOR_CLOSES = "coordinator: round is to close"
     COORDINATOR_STEPPED = "coordinator: model stepped, not stored"
     COORDINATOR_CLOSE_WRITTEN = "coordinator: close written"

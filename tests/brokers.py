@@ -98,6 +98,7 @@ class Broker:
         self.directory = directory
         self.protocol = protocol
         self._reservation = reserved_port()
+        self._others: list[socket.socket] = []
         self.port: int = self._reservation.getsockname()[1]
         self.password_file = directory / "password"
         self.password_file.write_text("correct horse\n")
@@ -168,10 +169,17 @@ class Broker:
         if self._child is not None:
             self._child.stop()
 
+    def another_port(self) -> int:
+        """A port for one more listener."""
+        self._others.append(reserved_port())
+        port: int = self._others[-1].getsockname()[1]
+        return port
+
     def give_up(self) -> None:
-        """End the broker and leave its port to others."""
+        """End the broker and leave its ports to others."""
         self.stop()
-        self._reservation.close()
+        for reservation in (self._reservation, *self._others):
+            reservation.close()
 
     def _answers(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):

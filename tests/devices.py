@@ -21,12 +21,14 @@ from agent.board_engine import BoardEngine
 from agent.cycle import Cycle
 from agent.energy import EnergyMeter
 from agent.governor import Governor
+from agent.identity import Identity
 from agent.profile import Profile, load_profile
 from agent.publisher import Publisher
 from agent.records import Records
 from agent.sensors import Sensors
 from agent.settings import AgentSettings, load_agent_settings
 from agent.state import AgentState
+from agent.tokens import Tokens
 from agent.training import Trainer, Work
 from agent.worker import Order, Prepared, Update, WorkerError, said
 from dpagent.learning.front_end.features import reserve
@@ -34,12 +36,13 @@ from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.engine_choice import Bench
 from dpagent.protocol.fragments import chunked
 from dpagent.protocol.messages import Plan
-from dpagent.protocol.signing import Signer, new_signing_secret
+from dpagent.protocol.signing import Signer, Verifier, new_signing_secret
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.topics import Topics
 from dpagent.protocol.weights import weights_to_bytes
 
-KEY = Signer(new_signing_secret(), "testers").public_key
+SIGNER = Signer(new_signing_secret(), "testers")
+KEY = SIGNER.public_key
 WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0), "float32")
 PERIOD_S = 0.05
 """Of the device's grid."""
@@ -140,6 +143,8 @@ class Device:
     trainer: Trainer
     worker: AtOnce
     board: BoardTree
+    tokens: Tokens
+    line: Line
     asked_at: list[float] = field(default_factory=list)
 
     def take_plan(self, plan: Plan, *, confirmed: bool = True) -> bool:
@@ -186,22 +191,24 @@ class Device:
 
 
 @contextmanager
-def open_device(directory: Path, **changes: Any) -> Iterator[Device]:
+def open_device(directory: Path, *, identity: Identity | None = None, **changes: Any) -> Iterator[Device]:
     """A device with 50 digits, on a board whose kernel tells what a test writes to ``board``.
 
     Args:
         directory: for its configuration, data and state; what is there of an earlier one goes on.
+        identity: by which the fleet knows it, if it has enrolled.
         changes: of its ``agent.yaml``.
     """
     settings = load_agent_settings(write_agent(directory, None, KEY, **({"engine": "numpy"} | changes)))
     clock, board = MovableClock(unix=5_000.0), BoardTree(directory / "board")
     state = open_state(directory / "state")
-    line: Any = Line()
+    line = Line()
+    session: Any = line
     asked_at: list[float] = []
     trainer = started_trainer(settings)
     worker = AtOnce(trainer)
     publisher = Publisher(
-        state, line, Topics("testers"), messages_per_second=100.0, period_s=PERIOD_S, clock=clock
+        state, session, Topics("testers"), messages_per_second=100.0, period_s=PERIOD_S, clock=clock
     )
     announcements = Announcements(
         DATASET, "testers", settings.limits,
@@ -211,14 +218,18 @@ def open_device(directory: Path, **changes: Any) -> Iterator[Device]:
         ask_again=lambda: asked_at.append(clock.monotonic()),
         clock=clock,
     )  # fmt: skip
+    tokens = Tokens(
+        "testers", identity, verifier=Verifier(KEY, "testers"), topics=Topics("testers"), state=state,
+        session=session, publisher=publisher, clock=clock,
+    )  # fmt: skip
     cycle = Cycle(
         announcements, DATASET, settings.limits,
-        records=trainer.records.dataset, state=state, worker=worker, publisher=publisher,
+        records=trainer.records.dataset, state=state, worker=worker, publisher=publisher, tokens=tokens,
         governor=Governor(settings.governor, settings.state_dir, Sensors(board.root), clock),
         meter=EnergyMeter(board.root, clock), clock=clock,
     )  # fmt: skip
     try:
-        yield Device(announcements, cycle, state, clock, trainer, worker, board, asked_at)
+        yield Device(announcements, cycle, state, clock, trainer, worker, board, tokens, line, asked_at)
     finally:
         state.close()
 

@@ -10,6 +10,8 @@ class Line:
         self.room = 10_000
         self.accepts = 10_000
         self.sent: list[bytes] = []
+        self.topics: list[str] = []
+        """Of what was sent."""
 
     @property
     def has_room(self) -> bool:
@@ -19,4 +21,5 @@ class Line:
         if len(self.sent) >= self.accepts:
             return None
         self.sent.append(payload)
+        self.topics.append(topic)
         return len(self.sent)

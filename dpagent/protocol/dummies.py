@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from dpagent.protocol.fragments import block_count
-from dpagent.protocol.messages import Fragment, Plan, WireTerms
+from dpagent.protocol.messages import Fragment, Plan
 from dpagent.protocol.task import values_of
+from dpagent.protocol.tokens import fragment_bytes, token_bytes
 
 MAX_DUMMIES: Final = 4_096
 """A plan that cuts an update into more fragments gets none: it would cost the device traffic, and no budget.
@@ -26,9 +27,9 @@ def dummies_for(plan: Plan) -> Iterator[Fragment]:
     than :data:`MAX_DUMMIES`."""
     blocks = block_count(values_of(plan), plan.wire.block)
     for position in range(blocks if blocks <= MAX_DUMMIES else 0):
-        yield Fragment(plan.round, position, os.urandom(16), Fragment.DUMMY)
+        yield Fragment(plan.round, position, os.urandom(16), bytes(token_bytes(plan)) + Fragment.DUMMY)
 
 
-def as_sent(fragment: bytes, wire: WireTerms) -> bytes:
+def as_sent(fragment: bytes, plan: Plan) -> bytes:
     """An encoded fragment as it leaves: at full length, which a dummy lacks zeros to."""
-    return fragment.ljust(Fragment.HEADER_BYTES + wire.bytes, b"\0")
+    return fragment.ljust(fragment_bytes(plan), b"\0")

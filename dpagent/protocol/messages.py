@@ -40,8 +40,13 @@ RECEIPTS_PER_MESSAGE = 2_048
 MIN_SLOT_S = 1e-3
 """Slots of that length can be counted."""
 
-_JobId = Annotated[bytes, Field(min_length=16, max_length=16)]
-_Round = Annotated[int, Field(ge=1, le=100_000)]
+JobId = Annotated[bytes, Field(min_length=16, max_length=16)]
+RoundNumber = Annotated[int, Field(ge=1, le=100_000)]
+
+Linkability = Literal["fragment", "round", "none"]
+"""What tokens of members let the coordinator link: with ``fragment`` each fragment has one of its own, which
+links nothing; with ``round`` all of a device's in a round have the same, which shows that they belong
+together, and not whose they are; with ``none`` there are none, and nobody's membership is checked."""
 
 
 class ModelTerms(Message):
@@ -84,8 +89,8 @@ class Plan(Message):
     """One round, or the end of the job. Signed, retained."""
 
     fleet: FleetName
-    job: _JobId
-    round: _Round
+    job: JobId
+    round: RoundNumber
     state: Literal["open", "finished"]
     method: Name
     """How the fleet trains; see ``dpagent.privacy.methods``."""
@@ -97,6 +102,8 @@ class Plan(Message):
     """δ of the job."""
     wire: WireTerms
     sealing_key: Annotated[bytes, Field(min_length=32, max_length=32)]
+    linkability: Linkability
+    """Whether each fragment carries a token of a member; see ``dpagent.protocol.tokens``."""
     mixer: Annotated[bytes, Field(min_length=32, max_length=32)] | None
     """The key of the mixer that sealed fragments pass through, if any; see ``dpagent.protocol.mixing``."""
     deadline: Annotated[float, Field(ge=0)]
@@ -197,7 +204,8 @@ class ModelChunk(Layout):
 @dataclass(frozen=True, slots=True)
 class Fragment(Layout):
     """One block of one device's noisy update, or a dummy in its place, inside the seal: round and position (4
-    bytes each, big-endian), id, payload.
+    bytes each, big-endian), id, payload. Where the plan asks for tokens, one precedes the payload
+    (:mod:`dpagent.protocol.tokens`).
 
     All fragments of a round have one length. Nothing identifies the device, or links two fragments of one
     device. The job is bound by the seal.

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from dpagent.protocol.codec import MessageError, decode, encode
 from dpagent.protocol.messages import Fragment, Plan, Sealed
+from dpagent.protocol.tokens import fragment_bytes
 
 SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 _KEY_AND_TAG_BYTES: Final = 32 + 16
@@ -39,8 +40,7 @@ def seal(fragment: bytes, plan: Plan) -> bytes:
 
 def sealed_bytes(plan: Plan) -> int:
     """The length of every sealed fragment of a plan."""
-    fragment = Fragment(0, 0, bytes(16), bytes(plan.wire.bytes)).to_bytes()
-    return len(encode(Sealed(bytes(_KEY_AND_TAG_BYTES) + fragment)))
+    return len(encode(Sealed(bytes(_KEY_AND_TAG_BYTES + fragment_bytes(plan)))))
 
 
 class OpeningKey:

@@ -65,3 +65,31 @@ class Topics:
     def receipts(self) -> str:
         """Digests of the fragments that have been counted."""
         return f"dpagent/v1/{self.fleet}/receipts"
+
+    @property
+    def token_keys(self) -> str:
+        """Retained: the keys of tokens of the coming rounds."""
+        return f"dpagent/v1/{self.fleet}/token-keys"
+
+    def ask(self, device: str) -> str:
+        """A device's requests for tokens, by its id."""
+        return f"dpagent/v1/{self.fleet}/devices/{device}/ask"
+
+    @property
+    def asks(self) -> str:
+        """Filter for the requests of all devices."""
+        return self.ask("+")
+
+    def answer(self, device: str) -> str:
+        """The answers to a device's requests."""
+        return f"dpagent/v1/{self.fleet}/devices/{device}/answer"
+
+    @property
+    def witness(self) -> str:
+        """What devices have seen of the keys of tokens, in digests."""
+        return f"dpagent/v1/{self.fleet}/witness"
+
+    @property
+    def evidence(self) -> str:
+        """Signed lists of keys that devices have seen, where digests differ."""
+        return f"dpagent/v1/{self.fleet}/witness/evidence"

@@ -45,3 +45,13 @@ def test_noise_of_devices_has_a_column_that_trusts_nobody(tmp_path: Path) -> Non
         )  # fmt: skip
         assert own.epsilon == 3.0
         assert alone.epsilon == pytest.approx(expected, rel=1e-3)
+
+
+def test_fragments_that_tokens_link_do_not_hide_among_others(tmp_path: Path) -> None:
+    for linkability, scopes in (("fragment", 3), ("round", 2), ("none", 3)):
+        file = write_fleet(
+            tmp_path / linkability, None, privacy=REPORTS, cap={"kind": "none"}, linkability=linkability
+        )
+        columns = spent_columns(new_job(load_fleet_settings(file)), rounds=2, epsilon=4.0, devices=500)
+        assert len(columns) == scopes
+        assert (Trust.SHUFFLER in {each.trust for each in columns}) is (linkability != "round")

@@ -100,7 +100,7 @@ def test_sums_are_exact_at_the_ends_of_the_wire_range(store: Store) -> None:
 
 def test_the_first_of_two_fragments_with_one_id_counts(store: Store) -> None:
     counted = count(store, [fragment(1, value=5), fragment(1, value=9), fragment(1, position=2, value=9)], 1)
-    assert (len(counted.fresh), len(counted.repeated)) == (1, 2)
+    assert (len(counted.fresh), len(counted.repeated), counted.spent) == (1, 0, 2)
     assert sums_of(store) == {0: (1, [5] * BLOCK)}
 
 

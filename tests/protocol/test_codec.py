@@ -299,6 +299,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("wire.bytes", [303, 59_488], [-1, 0, 302, 59_489]),
     ("step", [1, 3, 2**40 - 1], [0, -1, 2, 2**40, 2**40 + 1]),
     ("sealing_key", [b"x" * 32], [b"x" * 31, b"x" * 33, "x" * 32]),
+    ("linkability", ["fragment", "round", "none"], ["device", "", None, 1]),
     ("mixer", [None, b"x" * 32], [b"x" * 31, b"x" * 33, "x" * 32]),
     ("deadline", [0.0, 4e9], [-1.0]),
     ("compute_slot_s", [1e-3, 86_400.0], [0.0, 5e-324, 9e-4, 86_401.0]),

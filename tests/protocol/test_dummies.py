@@ -25,7 +25,7 @@ def test_dummies_are_as_many_as_fragments_and_as_long(plan: Plan) -> None:
     dummies = list(dummies_for(plan))
     assert [each.position for each in dummies] == [each.position for each in fragments]
     assert len({each.id for each in dummies}) == len(dummies)
-    sent = [as_sent(encode(each), plan.wire) for each in dummies]
+    sent = [as_sent(encode(each), plan) for each in dummies]
     assert {*map(len, sent)} == {len(encode(each)) for each in fragments}
 
 
@@ -43,7 +43,7 @@ def test_the_first_round_with_a_projection_has_the_dimension_of_second_moments()
 def test_a_fragment_leaves_as_it_is() -> None:
     plan = make_plan()
     fragment = encode(next(cut(np.ones(10, np.int64), plan)))
-    assert as_sent(fragment, plan.wire) == fragment
+    assert as_sent(fragment, plan) == fragment
 
 
 def test_a_plan_that_asks_for_too_many_gets_none() -> None:

@@ -68,7 +68,7 @@ def test_all_sealed_fragments_of_a_round_have_one_length() -> None:
         len(seal(encode(fragment), plan))
         for update in updates for _ in range(2) for fragment in cut(update, plan)
     }  # fmt: skip
-    lengths |= {len(seal(as_sent(encode(dummy), plan.wire), plan)) for dummy in dummies_for(plan)}
+    lengths |= {len(seal(as_sent(encode(dummy), plan), plan)) for dummy in dummies_for(plan)}
     assert block_count(dimension, block) == 301
     assert len(lengths) == 1
 

@@ -100,7 +100,7 @@ def test_fragments_elsewhere_and_of_other_lengths_are_refused_and_dummies_have_t
         with pytest.raises(MessageError) as caught:
             read_tally(replace(fragment, **changes), plan, plan.release, release.blocks)
         assert caught.value.reason == reason
-    dummies = [decode(as_sent(encode(dummy), plan.wire), Fragment) for dummy in dummies_for(plan)]
+    dummies = [decode(as_sent(encode(dummy), plan), Fragment) for dummy in dummies_for(plan)]
     assert [dummy.position for dummy in dummies] == [*range(release.blocks)]
     for dummy in dummies:
         assert dummy.dummy

@@ -228,6 +228,7 @@ PINNED = {
 }  # fmt: skip
 #: Values to change to, where another of the same type will not do.
 OTHERS = {
+    "linkability": "round",
     "fleet": "others", "method": "incrementing", "state": "finished",
     "release.step": 3, "model.precision": "int8",
     "release.cap.kind": "clamp", "release.cap.where": "device",

@@ -131,7 +131,7 @@ def test_dummies_and_updates_have_one_length() -> None:
     plan = update_plan()
     release = release_of(plan)
     sent = [*cut(release.update_of(WEIGHTS, WEIGHTS), plan), *dummies_for(plan)]
-    lengths = {len(as_sent(each.to_bytes(), plan.wire)) for each in sent}
+    lengths = {len(as_sent(each.to_bytes(), plan)) for each in sent}
     assert len(lengths) == 1
     assert values_of(plan) == DIMENSION
     assert release.blocks == -(-DIMENSION // 200)

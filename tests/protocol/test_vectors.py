@@ -149,7 +149,7 @@ def receivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receivers]:
     coordinator = Coordinator(load_fleet_settings(write_fleet(fleet, None, fleet=NAME)))
     intake = running_job(coordinator).cycle._intake
     intake._opener, intake._job = OPENER, JOB
-    intake.begin(RoundTask.of(Plan.model_validate(parsed(PLAN["message"]))))
+    intake.begin(RoundTask.of(Plan.model_validate(parsed(PLAN["message"]))), None)
     keys = tmp_path_factory.mktemp("mixer")
     mixer = Mixer(MixerSettings(fleet=NAME, coordinator_key=FLEET["coordinator_key"], keys_dir=keys))
     mixer._opener = OuterOpener(MIXER_SECRET, NAME)

@@ -1,0 +1,183 @@
+"""The watch over the keys of tokens: all devices of a fleet have to see the same.
+
+A key that one device alone is shown would tell its tokens from all others'. So each device publishes digests
+of the list that it saw, some time after it came and unless it heard enough that say the same. Who hears of
+another key publishes the signed list that it has, once. Two signed lists that disagree on a round are
+evidence: whoever sees both takes no more tokens of that job, and keeps both.
+
+None of that depends on whether the device takes part.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections import Counter
+from typing import Final
+
+from agent.state import AgentState
+from dpagent.clock import Clock
+from dpagent.protocol.codec import MessageError, encode
+from dpagent.protocol.signing import Verifier
+from dpagent.protocol.tokens import TokenKeys, key_digest
+from dpagent.protocol.topics import Topics
+from dpagent.protocol.witnesses import Witness
+from dpagent.transport.session import MqttSession
+
+log = logging.getLogger(__name__)
+
+_WITHIN_S: Final = 30.0
+"""A digest is published at a random time within so long after the list came."""
+_EVIDENCE_WITHIN_S: Final = 10.0
+_ENOUGH: Final = 3
+"""Devices that say the same; another one need not."""
+_WATCHED: Final = 4_096
+"""Rounds whose digests are kept in memory."""
+
+
+class KeyWatch:
+    """What one device has seen of the keys, and what it tells others.
+
+    Args:
+        fleet: its name.
+        verifier: of the coordinator's signature.
+        topics: of the fleet.
+        state: keeps signed lists.
+        session: to publish by.
+        clock: the program's.
+    """
+
+    def __init__(
+        self,
+        fleet: str,
+        *,
+        verifier: Verifier,
+        topics: Topics,
+        state: AgentState,
+        session: MqttSession,
+        clock: Clock,
+    ) -> None:
+        self._fleet, self._verifier, self._topics = fleet, verifier, topics
+        self._state, self._session, self._clock = state, session, clock
+        self._random = random.SystemRandom()
+        self._seen: dict[tuple[bytes, int], tuple[bytes, bytes]] = {}
+        """By job and round: the digest of its key, and the signed list that has it."""
+        self._current: dict[bytes, TokenKeys] = {}
+        """The last list of each job."""
+        self._heard: Counter[tuple[bytes, int, bytes]] = Counter()
+        self._witness_at: dict[bytes, tuple[float, TokenKeys]] = {}
+        """When to publish digests, by job."""
+        self._evidence_at: dict[bytes, float] = {}
+        """When to publish a signed list, by the list."""
+        self._told: set[bytes] = set()
+        """Signed lists that were published, here or by others."""
+        for message in state.tokens.lists():
+            keys = verifier.open(message, TokenKeys, "token-keys")
+            self._current[keys.job] = keys
+            self._note(keys, message)
+
+    def keys(self, job: bytes) -> TokenKeys | None:
+        """The last list of a job that was seen, or None."""
+        return self._current.get(job)
+
+    def take_keys(self, message: bytes) -> None:
+        """Take a signed list, from the coordinator or as evidence from another device.
+
+        Raises:
+            MessageError: the coordinator did not sign it.
+        """
+        keys = self._verifier.open(message, TokenKeys, "token-keys")
+        for number in keys.rounds:
+            known = self._seen.get((keys.job, number))
+            if known is not None and known[0] != key_digest(keys, number, self._fleet):
+                self._found_conflict(keys, number, known[1], message)
+                return
+        if all((keys.job, number) in self._seen for number in keys.rounds):
+            return
+        self._state.keep_token_list(keys.job, message)
+        before = self._current.get(keys.job)
+        if before is None or keys.rounds.stop > before.rounds.stop:
+            self._current[keys.job] = keys
+        self._note(keys, message)
+        at = self._clock.monotonic() + self._random.uniform(0.0, _WITHIN_S)
+        self._witness_at[keys.job] = at, keys
+
+    def take_witness(self, payload: bytes) -> None:
+        """Hear what another device has seen.
+
+        Raises:
+            MessageError: it is no witness.
+        """
+        try:
+            witness = Witness.from_bytes(payload)
+        except ValueError as error:
+            raise MessageError("malformed", str(error)) from error
+        for number, digest in witness.by_round.items():
+            known = self._seen.get((witness.job, number))
+            if known is None:
+                continue
+            if known[0] == digest:
+                self._heard[witness.job, number, digest] += 1
+            elif known[1] not in self._told and known[1] not in self._evidence_at:
+                within_s = self._random.uniform(0.0, _EVIDENCE_WITHIN_S)
+                self._evidence_at[known[1]] = self._clock.monotonic() + within_s
+
+    def take_evidence(self, message: bytes) -> None:
+        """Take a signed list that another device has seen.
+
+        Raises:
+            MessageError: the coordinator did not sign it.
+        """
+        self.take_keys(message)
+        self._told.add(message)
+
+    def due_in_s(self) -> float:
+        """Seconds until something is to be published; infinite if there is nothing."""
+        times = [*self._evidence_at.values(), *(at for at, _ in self._witness_at.values())]
+        return max(0.0, min(times, default=math.inf) - self._clock.monotonic())
+
+    def tend(self) -> None:
+        """Publish what is due."""
+        now = self._clock.monotonic()
+        for job, (at, keys) in list(self._witness_at.items()):
+            if at <= now:
+                witness = Witness.of(keys, self._fleet)
+                if self._is_said(witness) or self._published(self._topics.witness, encode(witness)):
+                    del self._witness_at[job]
+        for message, at in list(self._evidence_at.items()):
+            if message in self._told or (at <= now and self._published(self._topics.evidence, message)):
+                del self._evidence_at[message]
+                self._told.add(message)
+
+    def _published(self, topic: str, payload: bytes) -> bool:
+        return self._session.has_room and self._session.publish(topic, payload) is not None
+
+    def _is_said(self, witness: Witness) -> bool:
+        """Whether enough others have said all of it."""
+        return all(
+            self._heard[witness.job, number, digest] >= _ENOUGH for number, digest in witness.by_round.items()
+        )
+
+    def _note(self, keys: TokenKeys, message: bytes) -> None:
+        for number in keys.rounds:
+            self._seen.setdefault((keys.job, number), (key_digest(keys, number, self._fleet), message))
+        while len(self._seen) > _WATCHED:
+            oldest = next(iter(self._seen))
+            digest, _ = self._seen.pop(oldest)
+            self._heard.pop((*oldest, digest), None)
+
+    def _found_conflict(self, keys: TokenKeys, number: int, one: bytes, other: bytes) -> None:
+        if self._state.tokens.conflicting_round(keys.job) is None:
+            log.error(
+                "the coordinator has signed two different keys for tokens of round %d of job %s: with one of "
+                "them it could tell some boards' fragments from others'. This board takes no tokens of that "
+                "job, and keeps both lists; show them to your auditor (`dpagent budget evidence`)",
+                number, keys.job.hex()[:8],
+            )  # fmt: skip
+            self._state.keep_token_conflict(keys.job, number, one, other, self._clock.unix())
+        for message in (one, other):
+            if message not in self._told:
+                self._evidence_at.setdefault(
+                    message, self._clock.monotonic() + self._random.uniform(0.0, _EVIDENCE_WITHIN_S)
+                )

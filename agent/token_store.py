@@ -1,0 +1,180 @@
+"""Requests for tokens and the tokens themselves, on disk; and what was seen of the keys that they are signed
+by.
+
+A request is durable before it leaves: after a crash the same one leaves again, and has the same answer. What
+takes its blinding off goes when its tokens are there, and they go when the round is spooled.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dpagent.protocol.blind_signatures import PREFIX_BYTES, SIGNATURE_BYTES
+from dpagent.protocol.issuing import Verdict, Wish
+from dpagent.protocol.tokens import TOKEN_BYTES, RoundKey
+
+_REQUESTS_KEPT: Final = 256
+_LISTS_KEPT: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request for the tokens of a round. All but the statement, which is made when it leaves."""
+
+    key: RoundKey
+    keys: bytes
+    """:func:`dpagent.protocol.tokens.key_digest` of the round's key."""
+    sealing_key: bytes
+    wish: Wish
+    reason: str | None
+    """Why the device declines, for its owner."""
+    nonces: tuple[bytes, ...]
+    """One for each token."""
+    blinded: tuple[bytes, ...]
+    """As many messages as there are tokens."""
+    inverses: tuple[bytes, ...]
+    """What takes the blinding off; none once there is an answer."""
+    reply_secret: bytes
+    verdict: Verdict | None = None
+    """The coordinator's, once it has answered."""
+
+
+def create_tokens(connection: sqlite3.Connection) -> None:
+    """Migration: the tables of requests, of signed lists of keys, and of two that disagree."""
+    connection.execute(
+        """CREATE TABLE token_requests (
+            number INTEGER PRIMARY KEY, job BLOB NOT NULL, round INTEGER NOT NULL, keys BLOB NOT NULL,
+            linkability TEXT NOT NULL, tokens INTEGER NOT NULL, modulus BLOB NOT NULL,
+            sealing_key BLOB NOT NULL, wish INTEGER NOT NULL, reason TEXT, nonces BLOB NOT NULL,
+            blinded BLOB NOT NULL, inverses BLOB NOT NULL, reply_secret BLOB NOT NULL, verdict INTEGER,
+            tokens_granted BLOB, UNIQUE (job, round)
+        ) STRICT"""
+    )
+    connection.execute(
+        "CREATE TABLE token_lists (number INTEGER PRIMARY KEY, job BLOB NOT NULL, message BLOB NOT NULL "
+        "UNIQUE) STRICT"
+    )
+    connection.execute(
+        "CREATE TABLE token_conflicts (job BLOB PRIMARY KEY, round INTEGER NOT NULL, one BLOB NOT NULL, "
+        "other BLOB NOT NULL, found_at REAL NOT NULL) STRICT, WITHOUT ROWID"
+    )
+
+
+class TokenStore:
+    """The requests, tokens and lists of an open database. What changes them runs inside a transaction.
+
+    Args:
+        connection: a database with :func:`create_tokens` applied.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    # Requests and tokens.
+
+    def request(self, job: bytes, number: int, fleet: str) -> Request | None:
+        """The request for a round's tokens, or None."""
+        row = self._connection.execute(
+            "SELECT * FROM token_requests WHERE job = ? AND round = ?", (job, number)
+        ).fetchone()
+        return None if row is None else _request(row, fleet)
+
+    def unanswered(self, fleet: str) -> list[Request]:
+        """All requests without an answer, in their order."""
+        rows = self._connection.execute("SELECT * FROM token_requests WHERE verdict IS NULL ORDER BY number")
+        return [_request(row, fleet) for row in rows]
+
+    def put(self, request: Request) -> None:
+        """Keep a request. The oldest go if there are very many."""
+        key = request.key
+        self._connection.execute(
+            "INSERT INTO token_requests (job, round, keys, linkability, tokens, modulus, sealing_key, wish, "
+            "reason, nonces, blinded, inverses, reply_secret) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                key.job, key.number, request.keys, key.linkability, key.tokens, key.modulus,
+                request.sealing_key, request.wish, request.reason, b"".join(request.nonces),
+                b"".join(request.blinded), b"".join(request.inverses), request.reply_secret,
+            ),
+        )  # fmt: skip
+        self._connection.execute(
+            "DELETE FROM token_requests WHERE number <= (SELECT max(number) FROM token_requests) - ?",
+            (_REQUESTS_KEPT,),
+        )
+
+    def settle(
+        self, job: bytes, number: int, verdict: Verdict, tokens: Sequence[bytes], reason: str | None = None
+    ) -> None:
+        """Keep the answer to a request; nothing shows any more which blinded message became which token."""
+        self._connection.execute(
+            "UPDATE token_requests SET verdict = ?, tokens_granted = ?, inverses = x'', blinded = x'', "
+            "nonces = x'', reason = coalesce(?, reason) WHERE job = ? AND round = ?",
+            (verdict, b"".join(tokens), reason, job, number),
+        )
+
+    def tokens(self, job: bytes, number: int) -> tuple[bytes, ...]:
+        """The tokens of a round that are there and not spent."""
+        row = self._connection.execute(
+            "SELECT tokens_granted FROM token_requests WHERE job = ? AND round = ?", (job, number)
+        ).fetchone()
+        return _cut((row and row["tokens_granted"]) or b"", TOKEN_BYTES)
+
+    def spend(self, job: bytes, number: int) -> None:
+        """The tokens of a round are in the spool."""
+        self._connection.execute(
+            "UPDATE token_requests SET tokens_granted = NULL WHERE job = ? AND round = ?", (job, number)
+        )
+
+    def forget_before(self, job: bytes, number: int) -> None:
+        """Drop what there is of a job's earlier rounds."""
+        self._connection.execute("DELETE FROM token_requests WHERE job = ? AND round < ?", (job, number))
+
+    def empty(self) -> None:
+        """Drop all requests and tokens, in a copy that is kept elsewhere."""
+        self._connection.execute("DELETE FROM token_requests")
+
+    # What was seen of the keys.
+
+    def lists(self) -> list[bytes]:
+        """The signed lists that were seen, oldest first."""
+        return [
+            row["message"]
+            for row in self._connection.execute("SELECT message FROM token_lists ORDER BY number")
+        ]
+
+    def put_list(self, job: bytes, message: bytes) -> None:
+        """Keep a signed list. The oldest go if there are very many."""
+        self._connection.execute(
+            "INSERT OR IGNORE INTO token_lists (job, message) VALUES (?, ?)", (job, message)
+        )
+        self._connection.execute(
+            "DELETE FROM token_lists WHERE number <= (SELECT max(number) FROM token_lists) - ?",
+            (_LISTS_KEPT,),
+        )
+
+    def conflicting_round(self, job: bytes) -> int | None:
+        """A round of which two signed lists say different keys, or None."""
+        row = self._connection.execute("SELECT round FROM token_conflicts WHERE job = ?", (job,)).fetchone()
+        return None if row is None else int(row["round"])
+
+    def put_conflict(self, job: bytes, number: int, one: bytes, other: bytes, now: float) -> None:
+        """Keep two signed lists that disagree, for good."""
+        self._connection.execute(
+            "INSERT OR IGNORE INTO token_conflicts VALUES (?, ?, ?, ?, ?)", (job, number, one, other, now)
+        )
+
+
+def _request(row: sqlite3.Row, fleet: str) -> Request:
+    key = RoundKey(fleet, row["job"], row["round"], row["linkability"], row["tokens"], row["modulus"])
+    return Request(
+        key, row["keys"], row["sealing_key"], Wish(row["wish"]), row["reason"],
+        _cut(row["nonces"], PREFIX_BYTES), _cut(row["blinded"], SIGNATURE_BYTES),
+        _cut(row["inverses"], SIGNATURE_BYTES), row["reply_secret"],
+        None if row["verdict"] is None else Verdict(row["verdict"]),
+    )  # fmt: skip
+
+
+def _cut(data: bytes, size: int) -> tuple[bytes, ...]:
+    return tuple(data[at : at + size] for at in range(0, len(data), size))

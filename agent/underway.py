@@ -1,0 +1,45 @@
+"""What the training process is at: a round that it prepares, or one that it trains for."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from agent.announcements import Announced
+from agent.charges import Price
+from agent.publisher import Slots
+from agent.sitting_out import Decision
+from agent.worker import Prepared, Update
+from dpagent.protocol.task import RoundTask
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A round that the training process prepares."""
+
+    announced: Announced
+    task: RoundTask
+    prices: tuple[Price, ...]
+    """To be charged; none: it is charged already, or is sat out."""
+    decision: Decision
+    """As far as it has come: until the training process was asked."""
+    asked_at: float
+    answer: Future[Prepared]
+    is_decided: bool
+    """Whether it is charged, or sat out, whatever comes of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class InTraining:
+    """A round that is charged, and for which records are read; or one that is sat out, whose work is done
+    without a record."""
+
+    announced: Announced
+    task: RoundTask
+    answer: Future[Update]
+    slots: Slots
+    """That training has by its trial."""
+    over_at: float
+    """The update is not taken before (monotonic), however soon it is ready."""
+    paused_s: float = 0.0
+    """How long it was held back, also after training was done. Public."""

@@ -1,0 +1,145 @@
+"""What the budget registry says: who takes part in a round, and what each device was granted."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from coordinator.devices import Device, Devices
+from coordinator.registry import Entry, RegistryReader, Spent
+from dpagent.notation import upwards
+from dpagent.protocol.issuing import Verdict, Wish
+
+_EXPORT_VERSION: Final = 1
+_REFUSED: Final = {
+    Verdict.OVER_LIMIT: "over the fleet's limit for a device",
+    Verdict.ASKED_OTHERWISE: "in a place whose tokens another board has",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Participation:
+    """Who takes part in a round, in numbers of members."""
+
+    members: int
+    takes_part: int
+    reasons: dict[str, int]
+    """Why others do not, by their own public reason or the registry's."""
+    not_seen: int
+
+    def sentence(self) -> str:
+        """In a line for the operator."""
+        parts = [f"{self.takes_part} of {self.members} take part"]
+        parts += [f"{count} {reason}" for reason, count in sorted(self.reasons.items())]
+        if self.not_seen:
+            parts.append(f"{self.not_seen} not seen")
+        return ", ".join(parts)
+
+
+def participation(entries: Sequence[Entry], devices: Sequence[Device]) -> Participation:
+    """Who takes part in a round.
+
+    Args:
+        entries: of the round.
+        devices: all that ever enrolled.
+    """
+    members = {device.id for device in devices if device.is_member}
+    reasons: Counter[str] = Counter()
+    seen = takes_part = 0
+    for entry in entries:
+        if entry.device not in members:
+            continue
+        seen += 1
+        if entry.is_granted:
+            takes_part += 1
+        elif entry.wish is not Wish.TAKES_PART:
+            reasons[entry.wish.meaning] += 1
+        else:
+            reasons[_REFUSED[entry.verdict]] += 1
+    return Participation(len(members), takes_part, dict(reasons), len(members) - seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """What a device was granted over all jobs, in one column. Columns are never added."""
+
+    unit: str
+    adjacency: str
+    trust: str
+    epsilon: float
+    """Infinite where a job guarantees nothing."""
+    delta: float
+
+    def sentence(self) -> str:
+        """The figures and their scope."""
+        scope = f"{self.unit}-level, {self.adjacency} adjacency, trusted party: {self.trust}"
+        if not math.isfinite(self.epsilon):
+            return f"no guarantee ({scope})"
+        return f"ε = {upwards(self.epsilon)}, δ = {self.delta:g} ({scope})"
+
+
+def totals(spent: Sequence[Spent]) -> list[Total]:
+    """The sum over jobs in each column (basic composition), as each board's own ledger adds its jobs."""
+    sums: dict[tuple[str, str, str], tuple[float, float]] = {}
+    for each in spent:
+        epsilon, delta = sums.get(each.scope, (0.0, 0.0))
+        added = math.inf if each.statement["epsilon"] is None else each.statement["epsilon"]
+        sums[each.scope] = epsilon + added, min(1.0, delta + each.statement["delta"])
+    return [Total(*scope, *figures) for scope, figures in sorted(sums.items())]
+
+
+def export(reader: RegistryReader, devices: Devices, *, fleet: str, coordinator_key: str) -> dict[str, Any]:
+    """All that an auditor needs to check what boards were granted, without trusting the coordinator's sums.
+
+    Each statement is signed by a board's own key, of a certificate that is here too; it names the key of its
+    round by digest, so a key that was shown to one board alone stands out. Nothing in it tells a fragment.
+    """
+    return {
+        "version": _EXPORT_VERSION,
+        "fleet": fleet,
+        "coordinator_key": coordinator_key,
+        "keys": [
+            {"job": job, "round": number, "modulus": modulus.hex()}
+            for job, number, modulus in reader.moduli()
+        ],
+        "devices": [
+            {
+                "device": device.id,
+                "state": device.state,
+                "replaces": device.replaces,
+                "certificate": device.parsed.public_bytes(Encoding.PEM).decode(),
+                "granted": [
+                    total_values(total) for total in totals(reader.spent(devices.lineage(device.id)))
+                ],
+                "jobs": [
+                    {"job": spent.job, "rounds": spent.rounds, **spent.statement}
+                    for spent in reader.spent(devices.lineage(device.id))
+                ],
+                "statements": [_entry_values(entry) for entry in reader.entries(device.id)],
+            }
+            for device in devices.all()
+        ],
+    }
+
+
+def total_values(total: Total) -> dict[str, Any]:
+    """For JSON; ε is null without a guarantee."""
+    return {
+        "unit": total.unit, "adjacency": total.adjacency, "trust": total.trust,
+        "epsilon": total.epsilon if math.isfinite(total.epsilon) else None, "delta": total.delta,
+    }  # fmt: skip
+
+
+def _entry_values(entry: Entry) -> dict[str, Any]:
+    statement = entry.statement
+    return {
+        "job": entry.job.hex(), "round": entry.round, "at": entry.at, "wish": entry.wish.name.lower(),
+        "verdict": entry.verdict.name.lower(), "ledger_entries": statement.entries,
+        "ledger_head": statement.head.hex(), "key_digest": statement.keys.hex(),
+        "statement": statement.to_bytes().hex(), "signature": entry.signature.hex(),
+    }  # fmt: skip

@@ -1,0 +1,191 @@
+"""One-time tokens of a job, as its coordinator handles them: keys made ahead, announced, used and erased."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+from coordinator.announcer import Announcer
+from coordinator.blind_signing import PrivateKey
+from coordinator.columns import spent_columns
+from coordinator.devices import Devices
+from coordinator.issuing import Issuer
+from coordinator.job import Job
+from coordinator.registry import Registry, StoredKey
+from coordinator.settings import FleetSettings
+from coordinator.store import Store
+from dpagent.clock import Clock
+from dpagent.errors import ConfigurationError
+from dpagent.protocol.codec import MessageError
+from dpagent.protocol.issuing import AskOpener
+from dpagent.protocol.tokens import RoundKey, TokenKeys
+from dpagent.storage import disk_errors
+from dpagent.transport.events import Received
+from dpagent.wording import counted
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 8
+"""Requests answered before fragments are looked at again: some 16 ms each."""
+_MOST_WAITING: Final = 1_024
+
+
+class TokenOffice:
+    """The tokens of one job.
+
+    Args:
+        settings: ``fleet.yaml``.
+        job: the job.
+        store: counts rejections.
+        opener: of requests.
+        announcer: publishes.
+        clock: the program's.
+
+    Raises:
+        ConfigurationError: The fleet has no members.
+        StorageError: Registry or table of devices cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: FleetSettings,
+        job: Job,
+        *,
+        store: Store,
+        opener: AskOpener,
+        announcer: Announcer,
+        clock: Clock,
+    ) -> None:
+        if not settings.members_dir.is_dir():
+            raise ConfigurationError(
+                f"linkability is {settings.linkability}, and {settings.members_dir} is missing: tokens are "
+                "for devices that enrolled. Run `dpagent coordinator ca init`, or set linkability: none."
+            )
+        self._settings, self._job, self._store, self._announcer = settings, job, store, announcer
+        self._sealing_key = opener.public_key
+        self._devices, self._registry = Devices(settings.members_dir), Registry(settings.members_dir)
+        self._issuer = Issuer(
+            settings.fleet,
+            opener=opener,
+            devices=self._devices,
+            registry=self._registry,
+            device_epsilon=settings.tokens.device_epsilon,
+            now=clock.unix,
+        )
+        self._makers = ThreadPoolExecutor(1, thread_name_prefix="token-keys")
+        self._making: Future[PrivateKey] | None = None
+        self._number = 0
+        """Of the round that is open, or opens next."""
+        self._keys: TokenKeys | None = None
+        self._waiting: list[Received] = []
+
+    def close(self) -> None:
+        """Close the databases."""
+        self._makers.shutdown(cancel_futures=True)
+        self._devices.close()
+        self._registry.close()
+
+    @property
+    def tokens(self) -> int:
+        """Of a device in a round."""
+        return self._settings.fragments_per_update if self._settings.linkability == "fragment" else 1
+
+    # Keys.
+
+    def open(self, number: int) -> None:
+        """See that a round has its key, and erase those of the rounds before."""
+        self._number = number
+        self._registry.forget_secrets(self._job.id, number - 1)
+        if self._registry.key(self._job.id, number) is None:
+            self._keep(number, self._made())
+        self._update_list()
+
+    def finish(self) -> None:
+        """The job is over: nobody makes a token of it any more."""
+        self._registry.forget_secrets(self._job.id, self._settings.rounds)
+
+    def tend(self) -> None:
+        """Make keys ahead, in the background, and announce each; answer some of the requests that wait."""
+        if self._keys is not None and self._keys.rounds.stop <= self._last_round:
+            if self._making is None:
+                self._making = self._makers.submit(PrivateKey.generate, self.tokens)
+            elif self._making.done():
+                self._keep(self._keys.rounds.stop, self._made())
+                self._update_list()
+                self.announce()
+        self._answer_some()
+
+    @property
+    def _last_round(self) -> int:
+        """Whose key is to be announced now."""
+        return min(self._settings.rounds, self._number + self._settings.tokens.rounds_ahead)
+
+    def _made(self) -> PrivateKey:
+        making, self._making = self._making, None
+        return PrivateKey.generate(self.tokens) if making is None else making.result()
+
+    def _keep(self, number: int, key: PrivateKey) -> None:
+        modulus = key.modulus.to_bytes(256, "big")
+        epsilon = self._job.epsilon_by_round[number - 1]
+        columns = spent_columns(self._job, rounds=number, epsilon=epsilon, devices=1)
+        self._registry.add_key(self._job.id, StoredKey(number, modulus, key.to_bytes()), columns)
+
+    def _update_list(self) -> None:
+        moduli: list[bytes] = []
+        for number in range(self._number, self._last_round + 1):
+            if (key := self._registry.key(self._job.id, number)) is None:
+                break
+            moduli.append(key.modulus)
+        linkability = self._settings.linkability
+        assert linkability != "none"
+        self._keys = TokenKeys(
+            job=self._job.id,
+            linkability=linkability,
+            tokens=self.tokens,
+            sealing_key=self._sealing_key,
+            first_round=self._number,
+            moduli=moduli,
+        )
+
+    def announce(self) -> None:
+        """Publish the list of keys, if there is one."""
+        if self._keys is not None:
+            self._announcer.announce_keys(self._keys)
+
+    def round_key(self, number: int) -> RoundKey:
+        """The public key of a round that is open."""
+        assert self._keys is not None
+        return RoundKey.of(self._keys, number, self._settings.fleet)
+
+    # Requests.
+
+    def take(self, messages: Sequence[Received]) -> None:
+        """Take requests, to be answered in turn. What is too much is dropped: devices ask again."""
+        self._waiting = [*self._waiting, *messages][:_MOST_WAITING]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests wait."""
+        return bool(self._waiting)
+
+    def _answer_some(self) -> None:
+        """Answer a few requests, so that fragments need not wait for many."""
+        some, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
+        if self._keys is None or not some:
+            return
+        rejected: Counter[str] = Counter()
+        with disk_errors(self._registry.file):
+            for message in some:
+                try:
+                    issued = self._issuer.answer(message.topic.split("/")[-2], message.payload, self._keys)
+                except MessageError as error:
+                    log.debug("rejected a request for tokens: %s", error)
+                    rejected[error.reason] += 1
+                else:
+                    self._announcer.answer(issued.device, issued.answer)
+        for reason, count in rejected.items():
+            log.warning("rejected %s for tokens: %s", counted(count, "request"), reason)
+            self._store.reject(f"request, {reason}", count)

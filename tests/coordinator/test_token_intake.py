@@ -1,0 +1,218 @@
+"""Fragments and their tokens at a coordinator: what counts, once, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fleets import honest_update, write_fleet
+from members import new_authority
+
+from coordinator.blind_signing import PrivateKey
+from coordinator.daemon import Coordinator
+from coordinator.running_job import RunningJob
+from coordinator.settings import load_fleet_settings
+from dpagent.errors import ConfigurationError
+from dpagent.protocol.blind_signatures import PREFIX_BYTES, blind, finalize
+from dpagent.protocol.codec import encode
+from dpagent.protocol.dummies import as_sent, dummies_for
+from dpagent.protocol.fragments import cut
+from dpagent.protocol.messages import Fragment
+from dpagent.protocol.sealing import seal, sealed_bytes
+from dpagent.protocol.task import RoundTask
+from dpagent.protocol.tokens import RoundKey, token_id, with_token
+
+
+class Desk:
+    """A coordinator whose round is open, and the key that it would sign tokens with.
+
+    Args:
+        directory: for its files.
+        linkability: of the job.
+    """
+
+    def __init__(self, directory: Path, linkability: str) -> None:
+        file = write_fleet(directory, None, linkability=linkability, rounds=3, cap={"kind": "none"})
+        settings = load_fleet_settings(file)
+        new_authority(settings.members_dir, settings.fleet)
+        self.coordinator = Coordinator(settings)
+        running = self.coordinator.running
+        assert running is not None
+        self.running: RunningJob = running
+        self.running.cycle.open()
+        task = self.running.cycle._task
+        assert task is not None
+        self.task: RoundTask = task
+        self.plan = task.plan
+
+    def key(self, number: int = 1) -> tuple[RoundKey, PrivateKey]:
+        tokens = self.running._tokens
+        assert tokens is not None
+        while tokens._keys is None or number not in tokens._keys.rounds:
+            tokens.tend()
+        stored = tokens._registry.key(self.plan.job, number)
+        assert stored is not None
+        assert stored.secret is not None
+        return tokens.round_key(number), PrivateKey.from_bytes(stored.secret)
+
+    def token(self, place: int, number: int = 1, **changes: object) -> bytes:
+        """A token as a member gets it, of another fleet or job if that is said."""
+        key, private = self.key(number)
+        key = replace(key, **changes)  # type: ignore[arg-type]
+        nonce = os.urandom(PREFIX_BYTES)
+        blinded = blind(key.public(place), key.message(place, nonce))
+        signature = private.blind_sign(place, blinded.message)
+        return nonce + finalize(key.public(place), key.message(place, nonce), signature, blinded.inverse)
+
+    def fragments(self) -> list[Fragment]:
+        """An honest update, without tokens."""
+        return list(cut(honest_update(self.task), self.plan))
+
+    def take(self, *fragments: Fragment) -> dict[str, int]:
+        """Let fragments come in a batch; the counters after it."""
+        payloads = [seal(encode(fragment), self.plan) for fragment in fragments]
+        assert {len(payload) for payload in payloads} == {sealed_bytes(self.plan)}
+        self.running.cycle.take_fragments(payloads)
+        rows = self.running.store.database.connection.execute("SELECT name, value FROM counters")
+        return {row["name"]: row["value"] for row in rows}
+
+    @property
+    def counted(self) -> int:
+        return sum(self.running.store.counts(1).values())
+
+
+@pytest.fixture(params=["fragment", "round"])
+def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path, request.param)
+    yield desk
+    desk.coordinator.close()
+
+
+def test_a_fragment_with_a_token_counts_and_comes_again_for_its_receipt(desk: Desk) -> None:
+    is_round = desk.plan.linkability == "round"
+    whole = desk.token(0)
+    sent = [with_token(each, whole if is_round else desk.token(each.position)) for each in desk.fragments()]
+    assert desk.take(*sent) == {}
+    assert desk.counted == len(sent) == 5
+    assert desk.take(*sent) == {"duplicates": 5}
+    assert desk.counted == 5
+
+
+def test_a_token_counts_once_in_a_block(desk: Desk) -> None:
+    first, second = desk.fragments(), desk.fragments()
+    token = desk.token(0)
+    assert desk.take(with_token(first[0], token), with_token(second[0], token)) == {"rejected: spent": 1}
+    assert desk.take(with_token(second[0], token)) == {"rejected: spent": 2}
+    assert desk.counted == 1
+    moved = with_token(replace(second[0], position=1), token)
+    expected = {"rejected: spent": 2} | (
+        {} if desk.plan.linkability == "round" else {"rejected: bad token": 1}
+    )
+    assert desk.take(moved) == expected
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "none",
+        "forged",
+        "of another round",
+        "of another job",
+        "of another fleet",
+        "with another id",
+        "of another modulus",
+    ],
+)
+def test_a_fragment_without_a_valid_token_does_not_count(desk: Desk, what: str) -> None:
+    fragment = desk.fragments()[0]
+    match what:
+        case "none":
+            sent = with_token(fragment, bytes(288))
+        case "forged":
+            token = desk.token(0)
+            sent = with_token(fragment, token[:-1] + bytes([token[-1] ^ 1]))
+        case "of another round":
+            sent = with_token(fragment, desk.token(0, 2))
+        case "of another job":
+            sent = with_token(fragment, desk.token(0, job=b"k" * 16))
+        case "of another fleet":
+            sent = with_token(fragment, desk.token(0, fleet="others"))
+        case "with another id":
+            sent = replace(with_token(fragment, desk.token(0)), id=os.urandom(16))
+        case "of another modulus":
+            key, _ = desk.key()
+            private, nonce = PrivateKey.generate(1), os.urandom(32)
+            blinded = blind(private.public(0), key.message(0, nonce))
+            own = finalize(
+                private.public(0),
+                key.message(0, nonce),
+                private.blind_sign(0, blinded.message),
+                blinded.inverse,
+            )
+            sent = with_token(fragment, nonce + own)
+    assert desk.take(sent) == {"rejected: bad token": 1}
+    assert desk.counted == 0
+
+
+def test_a_dummy_needs_no_token_and_counts_for_nothing(desk: Desk) -> None:
+    dummies = [encode(dummy) for dummy in dummies_for(desk.plan)]
+    payloads = [seal(as_sent(dummy, desk.plan), desk.plan) for dummy in dummies]
+    assert {len(payload) for payload in payloads} == {sealed_bytes(desk.plan)}
+    desk.running.cycle.take_fragments(payloads)
+    assert desk.counted == 0
+    rows = desk.running.store.database.connection.execute("SELECT name, value FROM counters")
+    assert {row["name"]: row["value"] for row in rows} == {"dummies": 5}
+
+
+def test_a_token_that_begins_like_a_dummy_is_none(desk: Desk) -> None:
+    """A nonce may begin with the byte that marks a dummy: it is not the payload."""
+    token = b"\xff" + desk.token(0)[1:]
+    sent = with_token(desk.fragments()[0], token)
+    assert desk.take(sent) == {"rejected: bad token": 1}
+
+
+def test_the_id_of_a_fragment_is_its_tokens_and_its_places(desk: Desk) -> None:
+    token, other = desk.token(0), desk.token(0)
+    ids = {token_id(each, position) for each in (token, other) for position in range(5)}
+    assert len(ids) == 10
+
+
+def test_keys_are_made_ahead_and_their_secrets_go_with_their_round(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, "fragment")
+    tokens, job = desk.running._tokens, desk.plan.job
+    assert tokens is not None
+    _, third = desk.key(3)
+    assert [*tokens._keys.rounds] == [1, 2, 3]  # type: ignore[union-attr]
+    _, first = desk.key(1)
+    desk.running.cycle._close(desk.running.cycle.progress())
+    desk.running.cycle.open()
+    assert [*tokens._keys.rounds] == [2, 3]  # type: ignore[union-attr]
+    stored = tokens._registry.key(job, 1)
+    assert stored is not None
+    assert stored.secret is None
+    desk.coordinator.close()
+    again = Coordinator(load_fleet_settings(tmp_path / "fleet.yaml"))
+    assert again.running is not None
+    again.running.cycle.open()
+    kept = again.running._tokens._registry.key(job, 3)  # type: ignore[union-attr]
+    assert kept is not None
+    assert kept.secret == third.to_bytes()
+    again.close()
+    files = [file.read_bytes() for file in (tmp_path / "members").glob("registry.db*")]
+    assert not any(first.to_bytes()[:128] in data for data in files)
+    assert any(third.to_bytes()[:128] in data for data in files)
+
+
+def test_a_fleet_without_members_has_no_tokens(tmp_path: Path) -> None:
+    file = write_fleet(tmp_path, None, linkability="fragment")
+    with pytest.raises(ConfigurationError, match=r"`dpagent coordinator ca init`, or set linkability: none"):
+        Coordinator(load_fleet_settings(file))
+
+
+def test_more_fragments_than_a_request_has_tokens_for_are_refused(tmp_path: Path) -> None:
+    file = write_fleet(tmp_path, None, linkability="fragment", fragments_per_update=225)
+    with pytest.raises(ConfigurationError, match="expected at most 224 with linkability fragment"):
+        load_fleet_settings(file)

@@ -1,0 +1,48 @@
+"""Jobs whose fragments carry one-time tokens: enrolled boards, a coordinator and a real broker over TLS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import wait_until
+from clocks import MovableClock
+from daemons import agent_thread, attentive_daemons, coordinator_thread
+from observers import Observer
+from token_fleets import TokenFleet
+
+from dpagent.protocol.issuing import Verdict
+
+TIMES = {"compute_slot_s": 0.5, "jitter_window_s": 0.5, "deadline_s": 600.0}
+ROUNDS = 2
+
+
+@pytest.mark.parametrize("linkability", ["fragment", "round"])
+def test_a_job_runs_with_tokens(tmp_path: Path, new_broker: Any, linkability: str) -> None:
+    broker = new_broker()
+    fleet = TokenFleet(tmp_path, broker, rounds=ROUNDS, round=TIMES, linkability=linkability)
+    broker.start()
+    limits = {"linkability": [linkability]}
+    files = [fleet.agent(number, limits=limits) for number in range(2)]
+    clock = MovableClock()
+    with (
+        attentive_daemons(),
+        Observer(broker, fleet.name) as observer,
+        agent_thread(files[0], clock),
+        agent_thread(files[1], clock),
+        coordinator_thread(fleet.file, clock) as coordinator,
+    ):
+        for number in range(1, ROUNDS + 1):
+            wanted = 2 * number * fleet.blocks
+            clock.advance_until(lambda: len(fleet.counted()) == wanted, f"round {number}", 0.05)  # noqa: B023
+        clock.advance_until(lambda: not coordinator.is_running, "the end of the job", 0.05)
+        assert coordinator.result is True
+        wait_until(lambda: fleet.is_farewell(observer.plans[-1]), "the farewell")
+    assert [record.fragments for record in fleet.rounds()] == [2 * fleet.blocks] * ROUNDS
+    assert fleet.counters() == {}
+    granted = {(entry.device, entry.round) for entry in fleet.entries() if entry.verdict is Verdict.GRANTED}
+    devices = {fleet.member(number).device_id for number in range(2)}
+    assert granted == {(device, number) for device in devices for number in range(1, ROUNDS + 1)}
+    for end in ("/ask", "/answer", "/fragments"):
+        assert len({len(payload) for payload in fleet.of_topic(observer, end)}) == 1, end
