@@ -223,7 +223,7 @@ class AgentState(StateDatabase):
             self.tokens.forget_before(job, number)
             for request in requests:
                 self.tokens.put(request)
-        faults.reached(FaultPoint.AGENT_ASKS)
+        faults.reached(FaultPoint.TOKENS_ASKED)
 
     def settle_tokens(
         self, job: bytes, number: int, verdict: Verdict, tokens: Sequence[bytes], reason: str | None
@@ -231,7 +231,7 @@ class AgentState(StateDatabase):
         """Keep the answer to a request for tokens."""
         with self.written():
             self.tokens.settle(job, number, verdict, tokens, reason)
-        faults.reached(FaultPoint.AGENT_HAS_TOKENS)
+        faults.reached(FaultPoint.TOKENS_TAKEN)
 
     def keep_token_list(self, job: bytes, message: bytes) -> None:
         """Keep a signed list of keys that was seen."""

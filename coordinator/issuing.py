@@ -89,8 +89,8 @@ class Issuer:
             raise MessageError("other keys", f"device {device.id} was shown other keys than those announced")
         with self._registry.transaction():
             answer = self._decided(device, ask, keys)
-            faults.reached(FaultPoint.COORDINATOR_TOKENS_WRITTEN)
-        faults.reached(FaultPoint.COORDINATOR_TOKENS_GRANTED)
+            faults.reached(FaultPoint.TOKENS_WRITTEN)
+        faults.reached(FaultPoint.TOKENS_GRANTED)
         try:
             return Issued(device.id, seal_answer(answer, statement, self._fleet))
         except ValueError as error:

@@ -16,8 +16,6 @@ class FaultPoint(StrEnum):
 
     AGENT_OFFERED = "agent: a plan is on record"
     AGENT_OTHERS_EXPIRED = "agent: other rounds are given up"
-    AGENT_ASKS = "agent: requests for tokens are on disk"
-    AGENT_HAS_TOKENS = "agent: an answer for tokens is on disk"
     AGENT_ADMITTED = "agent: admitted, nothing charged"
     AGENT_CHARGE_WRITTEN = "agent: charge written"
     AGENT_CHARGED = "agent: charged, the heads are behind"
@@ -45,8 +43,6 @@ class FaultPoint(StrEnum):
     COORDINATOR_COUNT_WRITTEN = "coordinator: count written"
     COORDINATOR_COUNTED = "coordinator: counted, no receipt"
     COORDINATOR_RECEIPTS_PUBLISHED = "coordinator: receipts published"
-    COORDINATOR_TOKENS_WRITTEN = "coordinator: tokens signed, and entered"
-    COORDINATOR_TOKENS_GRANTED = "coordinator: tokens granted, not answered"
     COORDINATOR_CLOSES = "coordinator: round is to close"
     COORDINATOR_STEPPED = "coordinator: model stepped, not stored"
     COORDINATOR_CLOSE_WRITTEN = "coordinator: close written"
@@ -60,6 +56,11 @@ class FaultPoint(StrEnum):
     QUEUE_CHANGED = "queue: a job is changed"
     QUEUE_ROUND_GIVEN_UP = "queue: the round of a cancelled job is given up, nobody is told"
     QUEUE_TAKEN_UP = "queue: another job is taken up"
+
+    TOKENS_ASKED = "tokens: requests are on disk"
+    TOKENS_WRITTEN = "tokens: signed, and entered"
+    TOKENS_GRANTED = "tokens: granted, not answered"
+    TOKENS_TAKEN = "tokens: an answer is on disk"
 
     MIXER_OPENED = "mixer: the outer seal is off"
     MIXER_HELD = "mixer: a message is held"

@@ -113,10 +113,11 @@ def run(
             fragments: list[Seen] = []
             for device, _ in boards:
                 device.take_plan(plan(number, linkability=linkability, jitter_s=jitter_s))
-            waiting = [0.002] * 60 + [0.5] * 24 if number == 1 else []
-            for step_s in [*waiting, *([0.02] * round(50 * (jitter_s + 2.0)))]:
+            waiting = [0.002] * 60 + [0.5] * 19 if number == 1 else []
+            step_s = 0.02 if jitter_s else 0.004
+            for passes_s in [*waiting, *([step_s] * round((jitter_s + 1.8) / step_s))]:
                 for sender, (device, identity) in enumerate(boards):
-                    step(device, identity, sender, step_s, desk, asked, fragments)
+                    step(device, identity, sender, passes_s, desk, asked, fragments)
             assert len(fragments) == BOARDS * BLOCKS
             began_at = boards[0][0].clock.monotonic()
             mine = {sender: each for (at, sender), each in asked.items() if at == number}
@@ -127,13 +128,13 @@ def run(
 
 
 def step(
-    device: Device, identity: Identity, sender: int, step_s: float, desk: Desk,
+    device: Device, identity: Identity, sender: int, passes_s: float, desk: Desk,
     asked: dict[tuple[int, int], Asked], fragments: list[Seen],
 ) -> None:  # fmt: skip
     """Let time pass for one board, and note what leaves it."""
     line, clock = device.line, device.clock
     before = len(line.sent)
-    clock.advance(step_s)
+    clock.advance(passes_s)
     device.tokens.tend()
     device.cycle.advance()
     device.cycle._publisher.publish_due()

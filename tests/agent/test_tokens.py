@@ -239,7 +239,7 @@ def test_a_request_is_on_disk_before_it_leaves_and_the_same_after_a_restart(
         fleet.device.take_plan(plan())
         fleet.pass_time(20 * PERIOD_S)
         before = [desk.opener.open(ask) for ask in fleet.asks()]
-        assert FaultPoint.AGENT_ASKS in reached
+        assert FaultPoint.TOKENS_ASKED in reached
         # Signed, and the answer is lost.
         for ask in before:
             desk.issuer.answer(identity.device_id, _sealed(desk, ask), desk.keys)

@@ -119,11 +119,11 @@ def test_what_leaves_is_in_the_registry_also_after_a_crash(
 
         monkeypatch.setattr(faults, "reached", reached)
 
-    killed_at(FaultPoint.COORDINATOR_TOKENS_WRITTEN)
+    killed_at(FaultPoint.TOKENS_WRITTEN)
     with pytest.raises(Killed):
         desk.answer(board.device_id, request.payload)
     assert desk.entries() == []
-    killed_at(FaultPoint.COORDINATOR_TOKENS_GRANTED)
+    killed_at(FaultPoint.TOKENS_GRANTED)
     with pytest.raises(Killed):
         desk.answer(board.device_id, request.payload)
     assert [entry.verdict for entry in desk.entries()] == [Verdict.GRANTED]

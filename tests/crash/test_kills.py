@@ -53,7 +53,7 @@ def test_every_fault_point_is_survived(tmp_path: Path, programs: Launcher) -> No
         outcome = fleet.run(next_fault)
     assert outcome.broken == []
     # Those of the queue: test_queue_kills.py.
-    assert set(outcome.kills) == {*FaultPoint} - {*of(MIXER), *of("queue")}
+    assert set(outcome.kills) == {*FaultPoint} - {*of(MIXER), *of("queue"), *of("tokens")}
 
 
 @pytest.mark.slow

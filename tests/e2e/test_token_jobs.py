@@ -11,11 +11,20 @@ from clocks import MovableClock
 from daemons import agent_thread, attentive_daemons, coordinator_thread
 from observers import Observer
 from token_fleets import TokenFleet
+from watched_fleets import charges
 
+from coordinator.registry import FILE_NAME
 from dpagent.protocol.issuing import Verdict
 
 TIMES = {"compute_slot_s": 0.5, "jitter_window_s": 0.5, "deadline_s": 600.0}
 ROUNDS = 2
+
+
+def granted(fleet: TokenFleet) -> set[tuple[str, int]]:
+    """Devices and rounds that have tokens."""
+    if not (fleet.members_dir / FILE_NAME).exists():
+        return set()
+    return {(entry.device, entry.round) for entry in fleet.entries() if entry.verdict is Verdict.GRANTED}
 
 
 @pytest.mark.parametrize("linkability", ["fragment", "round"])
@@ -33,6 +42,8 @@ def test_a_job_runs_with_tokens(tmp_path: Path, new_broker: Any, linkability: st
         agent_thread(files[1], clock),
         coordinator_thread(fleet.file, clock) as coordinator,
     ):
+        clock.advance_until(lambda: len(granted(fleet)) == 2 * ROUNDS, "tokens", 0.05)
+        clock.advance_until(lambda: charges(*files) == 2, "the charges", 0.25)
         for number in range(1, ROUNDS + 1):
             wanted = 2 * number * fleet.blocks
             clock.advance_until(lambda: len(fleet.counted()) == wanted, f"round {number}", 0.05)  # noqa: B023
@@ -41,8 +52,7 @@ def test_a_job_runs_with_tokens(tmp_path: Path, new_broker: Any, linkability: st
         wait_until(lambda: fleet.is_farewell(observer.plans[-1]), "the farewell")
     assert [record.fragments for record in fleet.rounds()] == [2 * fleet.blocks] * ROUNDS
     assert fleet.counters() == {}
-    granted = {(entry.device, entry.round) for entry in fleet.entries() if entry.verdict is Verdict.GRANTED}
     devices = {fleet.member(number).device_id for number in range(2)}
-    assert granted == {(device, number) for device in devices for number in range(1, ROUNDS + 1)}
+    assert granted(fleet) == {(device, number) for device in devices for number in range(1, ROUNDS + 1)}
     for end in ("/ask", "/answer", "/fragments"):
         assert len({len(payload) for payload in fleet.of_topic(observer, end)}) == 1, end
