@@ -3,7 +3,8 @@
 Both have one length for all devices of a job, whether a device takes part, declines, or is refused: random
 bytes stand where there are no blinded messages, or no signatures. Only the coordinator can open a request,
 and only who asked its answer. What the device signs is its *statement*: who it is, which key it was shown,
-how far its ledger has come, and what it wants. The coordinator keeps statements, for auditors."""
+how far its ledger has come, and what it wants. The coordinator keeps statements, for auditors.
+"""
 
 from __future__ import annotations
 
