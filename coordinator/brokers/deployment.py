@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Final, Protocol
 
 from dpagent.errors import UsageError
-from dpagent.protocol.access import Right, Role, rights_of
+from dpagent.protocol.access import OWN, Right, Role, rights_of
 from dpagent.protocol.topics import Topics
 from dpagent.transport.bounds import MAX_PACKET_BYTES
 
@@ -74,14 +74,21 @@ class Deployment:
         """Whether boards are known by certificates of the fleet's authority, and have no password."""
         return self.tls is not None and self.tls.authority is not None
 
-    def filters(self, role: Role, may: str) -> list[str]:
-        """Filters of the topics that a role may read, or write."""
-        return [each.topics for each in self.rights if (each.role, each.may) == (role, may)]
+    def filters(self, role: Role, may: str, own: str = "+") -> list[str]:
+        """Filters of the topics that a role may read, or write.
+
+        Args:
+            role: whose.
+            may: ``"read"`` or ``"write"``.
+            own: what stands for the common name of the client's certificate in the broker's rules.
+        """
+        rights = [each.topics for each in self.rights if (each.role, each.may) == (role, may)]
+        return [each.replace(OWN, own) for each in rights]
 
     @property
     def rights(self) -> list[Right]:
         """Of all roles."""
-        return rights_of(Topics(self.fleet), mixed=self.mixed)
+        return rights_of(Topics(self.fleet), mixed=self.mixed, enrolled=self.wants_certificates)
 
 
 def require_no_revocations(deployment: Deployment, why: str) -> None:

@@ -132,6 +132,6 @@ def _rules(deployment: Deployment) -> str:
 def _allowed(who: str, deployment: Deployment, user: User) -> list[str]:
     lines = []
     for may, action in (("write", "publish"), ("read", "subscribe")):
-        topics = ", ".join(f'"{each}"' for each in deployment.filters(user.role, may))
+        topics = ", ".join(f'"{each}"' for each in deployment.filters(user.role, may, own="${username}"))
         lines.append(f"{{allow, {who}, {action}, [{topics}]}}.")
     return lines

@@ -89,7 +89,9 @@ def configuration(
     if deployment.address:
         listener = [f"listener {deployment.port} {deployment.address}"]
     if (tls := deployment.tls) is not None:
-        listener += [f"certfile {tls.certificate}", f"keyfile {tls.key}", "tls_version tlsv1.2"]
+        listener += [f"certfile {tls.certificate}", f"keyfile {tls.key}"]
+        # TLS 1.3 hides the certificates of clients.
+        listener.append(f"tls_version {'tlsv1.2' if tls.authority is None else 'tlsv1.3'}")
         if tls.authority is not None:
             listener += [
                 f"cafile {tls.authority}",
@@ -131,7 +133,9 @@ def access(deployment: Deployment) -> str:
 
 def _lines(kind: str, deployment: Deployment, user: User) -> Sequence[str]:
     return [
-        f"{kind} {may} {topics}" for may in ("read", "write") for topics in deployment.filters(user.role, may)
+        f"{kind} {may} {topics}"
+        for may in ("read", "write")
+        for topics in deployment.filters(user.role, may, own="%u")
     ]
 
 

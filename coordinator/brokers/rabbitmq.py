@@ -156,7 +156,10 @@ def _definitions(deployment: Deployment, users: list[User]) -> dict[str, Any]:
                 "user": user.name,
                 "vhost": "/",
                 "exchange": _EXCHANGE,
-                **{may: expression(deployment.filters(user.role, may)) for may in ("read", "write")},
+                "read": expression(
+                    deployment.filters(user.role, "read"), wildcards=user.role is Role.COORDINATOR
+                ),
+                "write": expression(deployment.filters(user.role, "write")),
             }
             for user in users
         ],
@@ -169,15 +172,21 @@ def _definitions(deployment: Deployment, users: list[User]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def expression(filters: list[str]) -> str:
+def expression(filters: list[str], *, wildcards: bool = False) -> str:
     """The regular expression of routing keys that filters allow; without a filter, of none.
+
+    Args:
+        filters: of topics.
+        wildcards: whether a subscription may have a ``+`` where they have one, as the coordinator's to the
+            requests of all boards.
 
     >>> expression(["dpagent/v1/porch/plan", "dpagent/v1/porch/model/+"])
     '^(dpagent\\\\.v1\\\\.porch\\\\.plan|dpagent\\\\.v1\\\\.porch\\\\.model\\\\.[a-z0-9-]+)$'
     """
     # A literal + of an MQTT filter becomes * in a binding: an expression without it allows no wildcards.
+    any_level = r"(\*|[a-z0-9-]+)" if wildcards else "[a-z0-9-]+"
     keys = [
-        r"\.".join("[a-z0-9-]+" if level == "+" else re.escape(level) for level in each.split("/"))
+        r"\.".join(any_level if level == "+" else re.escape(level) for level in each.split("/"))
         for each in filters
     ]
     return f"^({'|'.join(keys)})$" if keys else "^$"

@@ -1,16 +1,21 @@
 """Who may read and write which topics of a fleet: the rules that a broker has to keep.
 
-A filter is the name of a topic, with ``+`` for the number of a chunk and the role of an asset. Nobody needs
-to subscribe with wildcards: where a broker tells subscribing from receiving, its rules can forbid it.
+A filter is the name of a topic, with ``+`` for the number of a chunk and the role of an asset, and
+:data:`OWN` for the device that a board is. Where a broker tells subscribing from receiving, its rules can
+forbid a board to subscribe with wildcards: it needs none.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 from dpagent.protocol.topics import Topics
+
+OWN: Final = "{own}"
+"""In a filter of a board: its own id, the common name of its certificate. A broker that does not know that
+may let a board read and write the topics of all: requests for tokens are signed, answers are sealed."""
 
 
 class Role(StrEnum):
@@ -36,12 +41,13 @@ class Right:
     topics: str
 
 
-def rights_of(topics: Topics, *, mixed: bool) -> list[Right]:
+def rights_of(topics: Topics, *, mixed: bool, enrolled: bool) -> list[Right]:
     """All rights in a fleet; what is not among them, nobody may.
 
     Args:
         topics: the fleet's.
         mixed: whether a mixer is part of the fleet.
+        enrolled: whether its boards have certificates, and so may have tokens.
     """
     announced = (topics.plan, topics.model_chunks, topics.asset_chunks, topics.receipts)
     rights = [Right(Role.COORDINATOR, "write", each) for each in announced]
@@ -49,6 +55,13 @@ def rights_of(topics: Topics, *, mixed: bool) -> list[Right]:
     rights += [Right(Role.COORDINATOR, "read", each) for each in (topics.fragments, topics.plan)]
     rights += [Right(Role.BOARD, "read", each) for each in announced]
     rights.append(Right(Role.BOARD, "write", topics.fragments))
+    if enrolled:
+        among_boards = (topics.witness, topics.evidence)
+        rights += [Right(Role.COORDINATOR, "write", each) for each in (topics.token_keys, topics.answer("+"))]
+        rights.append(Right(Role.COORDINATOR, "read", topics.asks))
+        read = (topics.token_keys, topics.answer(OWN), *among_boards)
+        rights += [Right(Role.BOARD, "read", each) for each in read]
+        rights += [Right(Role.BOARD, "write", each) for each in (topics.ask(OWN), *among_boards)]
     if mixed:
         rights.append(Right(Role.BOARD, "write", topics.mixer))
         rights += [Right(Role.MIXER, "read", each) for each in (topics.plan, topics.mixer)]

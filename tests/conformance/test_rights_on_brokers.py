@@ -25,7 +25,8 @@ FORBIDDEN = (TOPICS.mixer, f"{FLEET}/plan", "dpagent/v1/another/plan", f"dpagent
 
 
 def allowed(role: Role, may: str, topic: str) -> bool:
-    filters = [each.topics for each in rights_of(TOPICS, mixed=False) if (each.role, each.may) == (role, may)]
+    rights = rights_of(TOPICS, mixed=False, enrolled=False)
+    filters = [each.topics for each in rights if (each.role, each.may) == (role, may)]
     return any(fits(each, topic) for each in filters)
 
 

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-from dpagent.protocol.access import Role, rights_of
+import itertools
+
+from dpagent.protocol.access import OWN, Role, rights_of
 from dpagent.protocol.topics import Topics
 
 TOPICS = Topics("porch")
 
 
 def test_every_topic_is_written_by_one_side_and_read_by_another() -> None:
-    for mixed in (False, True):
-        rights = rights_of(TOPICS, mixed=mixed)
-        for topic in {right.topics for right in rights}:
-            writers = {right.role for right in rights if right.topics == topic and right.may == "write"}
-            readers = {right.role for right in rights if right.topics == topic and right.may == "read"}
+    for mixed, enrolled in itertools.product((False, True), repeat=2):
+        rights = rights_of(TOPICS, mixed=mixed, enrolled=enrolled)
+        for topic in {right.topics.replace(OWN, "+") for right in rights} - {TOPICS.witness, TOPICS.evidence}:
+            those = [right for right in rights if right.topics.replace(OWN, "+") == topic]
+            writers = {right.role for right in those if right.may == "write"}
+            readers = {right.role for right in those if right.may == "read"}
             assert readers
             assert writers
             assert readers - writers
 
 
+def test_an_enrolled_board_asks_for_tokens_in_its_own_name_and_compares_keys_with_others() -> None:
+    without = rights_of(TOPICS, mixed=False, enrolled=False)
+    more = set(rights_of(TOPICS, mixed=False, enrolled=True)) - set(without)
+    own = {(right.may, right.topics) for right in more if right.role is Role.BOARD}
+    assert own == {
+        ("read", TOPICS.token_keys), ("read", TOPICS.answer(OWN)), ("write", TOPICS.ask(OWN)),
+        ("read", TOPICS.witness), ("write", TOPICS.witness),
+        ("read", TOPICS.evidence), ("write", TOPICS.evidence),
+    }  # fmt: skip
+
+
 def test_a_board_writes_fragments_alone_and_reads_nobodys() -> None:
-    rights = [right for right in rights_of(TOPICS, mixed=False) if right.role is Role.BOARD]
+    rights = [right for right in rights_of(TOPICS, mixed=False, enrolled=False) if right.role is Role.BOARD]
     assert [right.topics for right in rights if right.may == "write"] == [TOPICS.fragments]
     assert TOPICS.fragments not in [right.topics for right in rights if right.may == "read"]
 
 
 def test_without_a_mixer_nobody_has_to_do_with_its_topic() -> None:
-    rights = rights_of(TOPICS, mixed=False)
+    rights = rights_of(TOPICS, mixed=False, enrolled=False)
     assert TOPICS.mixer not in {right.topics for right in rights}
     assert Role.MIXER not in {right.role for right in rights}
