@@ -14,6 +14,7 @@ from agent.heads import GENESIS, Head, read_head, read_second_head, require_head
 from agent.ledger import Entry, read_entries
 from agent.replay import replay
 from agent.rounds import Rounds
+from agent.token_store import Conflict, TokenStore
 from dpagent.errors import LedgerError, StorageError
 from dpagent.storage import disk_errors, open_readonly
 
@@ -102,6 +103,16 @@ def verify(state_dir: Path, second_head: Path | None = None) -> Verification:
         require_kept([entry.digest for entry in ledger.entries], repeatable, second, second_head)
     head = ledger.entries[-1].digest if ledger.entries else GENESIS
     return Verification(len(ledger.entries), len(ledger.charges), head.hex())
+
+
+def evidence(state_dir: Path) -> list[Conflict]:
+    """What a board has kept of keys that its coordinator has not shown to all boards alike.
+
+    Raises:
+        LedgerError: There is no ledger.
+    """
+    with closing(open_ledger(state_dir)[0]) as connection, disk_errors(state_dir / "ledger.db"):
+        return TokenStore(connection).conflicts()
 
 
 def _repeatable(state_dir: Path, entries: Sequence[Entry]) -> list[int]:

@@ -63,6 +63,24 @@ def create_tokens(connection: sqlite3.Connection) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two signed lists of keys that disagree: no coordinator that shows all boards the same signs both.
+
+    Attributes:
+        job: 16 bytes.
+        number: a round on which they disagree.
+        one, other: the messages as they came, in their envelopes.
+        found_at: Unix time.
+    """
+
+    job: bytes
+    number: int
+    one: bytes
+    other: bytes
+    found_at: float
+
+
 class TokenStore:
     """The requests, tokens and lists of an open database. What changes them runs inside a transaction.
 
@@ -158,6 +176,11 @@ class TokenStore:
         """A round of which two signed lists say different keys, or None."""
         row = self._connection.execute("SELECT round FROM token_conflicts WHERE job = ?", (job,)).fetchone()
         return None if row is None else int(row["round"])
+
+    def conflicts(self) -> list[Conflict]:
+        """All that were kept, the oldest first."""
+        rows = self._connection.execute("SELECT * FROM token_conflicts ORDER BY found_at, job")
+        return [Conflict(row["job"], row["round"], row["one"], row["other"], row["found_at"]) for row in rows]
 
     def put_conflict(self, job: bytes, number: int, one: bytes, other: bytes, now: float) -> None:
         """Keep two signed lists that disagree, for good."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -331,6 +332,44 @@ def export(
             for charge in charges
         ],
     )
+
+
+@app.command()
+def evidence(
+    state_dir: StateDir = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write the signed lists to this file (`-`: standard output), in hex."),
+    ] = None,
+    config: AgentConfig = None,
+) -> None:
+    """Show where the coordinator has signed different keys for the one-time tokens of one round.
+
+    With a key of its own for one board, it could tell that board's fragments from others'. Both lists are
+    kept as they were signed: whoever has the coordinator's public key can check them.
+    """
+    from agent.audit import evidence as kept_evidence
+
+    conflicts = kept_evidence(ledger_files(state_dir, config).state_dir)
+    if json_file is not None:
+        found = [
+            {
+                "job": each.job.hex(),
+                "round": each.number,
+                "found_at": each.found_at,
+                "lists": [each.one.hex(), each.other.hex()],
+            }
+            for each in conflicts
+        ]
+        write_json(json_file, {"conflicts": found})
+        return
+    if not conflicts:
+        typer.echo("This board has seen one key for each round's tokens, as all boards should.")
+    for each in conflicts:
+        typer.echo(
+            f"Job {each.job.hex()[:8]}: two keys are signed for round {each.number}, found at "
+            f"{datetime.fromtimestamp(each.found_at, UTC):%Y-%m-%d %H:%M} UTC. `--json FILE` writes both."
+        )
 
 
 def _flat(charge: Charge) -> dict[str, Any]:

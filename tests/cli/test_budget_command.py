@@ -88,6 +88,20 @@ def test_export_states_the_same(state_dir: Path) -> None:
     assert exported["datasets"][DATASET]["statement"]["epsilon"] > 0
 
 
+def test_keys_that_disagree_are_shown_as_they_were_signed(state_dir: Path) -> None:
+    none = budget("evidence", "--state-dir", str(state_dir))
+    assert (none.returncode, none.stderr) == (0, "")
+    assert "one key for each round" in none.stdout
+    state = open_state(state_dir)
+    state.keep_token_conflict(b"j" * 16, 7, b"one list", b"another list", 1_790_000_000.0)
+    state.close()
+    assert "two keys are signed for round 7" in budget("evidence", "--state-dir", str(state_dir)).stdout
+    written = budget("evidence", "--state-dir", str(state_dir), "--json", "-")
+    (conflict,) = json.loads(written.stdout)["conflicts"]
+    assert [bytes.fromhex(each) for each in conflict["lists"]] == [b"one list", b"another list"]
+    assert (conflict["job"], conflict["round"]) == ((b"j" * 16).hex(), 7)
+
+
 def test_reports_are_exported_beside_sums_in_words_and_json(tmp_path: Path) -> None:
     state = open_state(tmp_path / "state", Budget(400.0, 1e-3))
     for plan in (make_plan(), report_plan(job=b"k" * 16)):

@@ -353,8 +353,8 @@ def test_what_is_too_large_to_send_is_refused_before_the_job_begins(
 class Queue:
     """Stands in for a session: what is queued comes at once, and then nothing."""
 
-    def __init__(self, messages: list[bytes]) -> None:
-        self.events: list[Event] = [Received("fragments", message) for message in messages]
+    def __init__(self, topic: str, messages: list[bytes]) -> None:
+        self.events: list[Event] = [Received(topic, message) for message in messages]
         self.acknowledged: list[Received] = []
 
     def next_event(self, _timeout_s: float) -> Event | None:
@@ -370,7 +370,7 @@ def test_no_message_is_dropped_between_two_batches(
     coordinator = begin(settings_of(tmp_path))
     running_job(coordinator).cycle.open()
     number = 2 * _BATCH + 1
-    queued = Queue([b"rubbish"] * number)
+    queued = Queue(coordinator._topics.fragments, [b"rubbish"] * number)
     monkeypatch.setattr(coordinator, "_session", queued)
     for left in (_BATCH + 1, 1, 0):
         coordinator._take_events()
