@@ -64,4 +64,6 @@ def test_the_commands_lead_from_nothing_to_a_fleet_and_through_a_theft(place: Pa
     assert "5 members" in said
     assert "finished, 2 of 2 rounds started" in said
     assert "Replaced by" in said
+    logs = [(place / f"board-{number}/log").read_text() for number in range(1, 6)]
+    assert all("has its tokens" in log for log in logs)
     assert len((place / "fleet/codes").read_text().split()) == 5
