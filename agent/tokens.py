@@ -49,6 +49,7 @@ from dpagent.protocol.signing import Verifier
 from dpagent.protocol.tokens import RoundKey, TokenKeys, key_digest, with_token
 from dpagent.protocol.topics import Topics
 from dpagent.transport.session import MqttSession
+from dpagent.wording import counted
 
 if TYPE_CHECKING:
     from agent.identity import Identity
@@ -158,7 +159,9 @@ class Tokens:
         if linkability != plan.linkability:
             raise NoTokens(f"the plan's linkability is {plan.linkability}; that of its keys is {linkability}")
         if linkability == "fragment" and tokens < blocks:
-            raise NoTokens(f"an update has {blocks} fragments; a board is given {tokens} tokens")
+            raise NoTokens(
+                f"an update has {counted(blocks, 'fragment')}; a board is given {counted(tokens, 'token')}"
+            )
         if request is not None and request.verdict is not Verdict.GRANTED:
             raise NoTokens(request.reason or "no tokens were granted")
 

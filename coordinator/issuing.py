@@ -21,6 +21,7 @@ from dpagent.protocol.codec import MessageError
 from dpagent.protocol.issuing import Answer, Ask, AskOpener, Statement, Verdict, Wish, padding, seal_answer
 from dpagent.protocol.messages import Sealed
 from dpagent.protocol.tokens import TokenKeys, key_digest
+from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,9 @@ class Issuer:
                 "another round's request", f"round {statement.round} of {statement.job.hex()[:8]}"
             )
         if len(ask.blinded) != keys.tokens:
-            raise MessageError("wrong size", f"{len(ask.blinded)} messages; expected {keys.tokens}")
+            raise MessageError(
+                "wrong size", f"{counted(len(ask.blinded), 'message')}; expected {keys.tokens}"
+            )
         if statement.round in keys.rounds and statement.keys != key_digest(
             keys, statement.round, self._fleet
         ):
@@ -145,8 +148,8 @@ class Issuer:
             return None
         self._registry.note_went_back(device.id)
         log.warning(
-            "device %s: its ledger has %d entries, and had %d by its own statement. It is told; until it "
-            "is past them again it gets no tokens", device.id, statement.entries, latest.entries,
+            "device %s: its ledger has %s, and had %s by its own statement. It is told; until it "
+            "is past them again it gets no tokens", device.id, counted(statement.entries, "entry"), counted(latest.entries, "entry"),
         )  # fmt: skip
         return latest.statement + latest.signature
 

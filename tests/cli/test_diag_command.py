@@ -131,11 +131,13 @@ def test_what_is_wrong_with_a_configuration_is_not_quoted(board: Path, tmp_path:
 
 
 TEXTS = {
-    "coordinator_key", "data.kind", "data.name", "data.classes", "data.path", "fleet", "governor.command",
+    "coordinator_key", "enrolment.ca_file", "enrolment.url", "data.kind", "data.name", "data.classes", "data.path", "fleet", "governor.command",
     "governor.hours", "governor.thermal_zones", "ledger.second_head", "limits.methods", "limits.mixer_keys",
     "model.command", "model.file",
-    "mqtt.ca_file", "mqtt.password_file", "mqtt.url", "mqtt.username", "profile", "serve.mqtt.ca_file",
-    "serve.mqtt.password_file", "serve.mqtt.url", "serve.mqtt.username", "serve.socket", "serve.topic",
+    "mqtt.ca_file", "mqtt.cert_file", "mqtt.client_id", "mqtt.key_file", "mqtt.password_file",
+    "mqtt.topic_prefix", "mqtt.url", "mqtt.username", "profile", "serve.mqtt.ca_file", "serve.mqtt.cert_file",
+    "serve.mqtt.client_id", "serve.mqtt.key_file", "serve.mqtt.password_file", "serve.mqtt.topic_prefix",
+    "serve.mqtt.url", "serve.mqtt.username", "serve.socket", "serve.topic",
     "state_dir", "trusted_graphs",
 }  # fmt: skip
 """Settings that take any text, each looked at: it is no secret, or is left out."""
@@ -147,7 +149,7 @@ def test_each_setting_that_takes_a_text_is_known() -> None:
     declared = ("data.csv.", "data.images.", "data.cifar.")
     assert {key for key in found - TEXTS if not key.startswith(declared)} == set()
     assert found >= {"mqtt.username", "serve.mqtt.username", "governor.command", "profile"}
-    for key in ("mqtt.username", "serve.mqtt.username"):
+    for key in ("mqtt.username", "serve.mqtt.username", "mqtt.client_id", "serve.mqtt.client_id"):
         assert without_secrets(key, "me") == LEFT_OUT
 
 

@@ -25,8 +25,8 @@ from soak.flatness import PARTS, Verdict, verdict
 from soak.samples import of_directory, of_process
 
 from coordinator.keys import load_signer
+from coordinator.reader import StoreReader
 from coordinator.settings import load_fleet_settings
-from coordinator.store import StoreReader
 from dpagent.errors import StorageError
 
 ROUND_S: Final = 60.0
