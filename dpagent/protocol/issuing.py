@@ -82,7 +82,7 @@ class Statement(Layout):
     keys: bytes
     """32 bytes: :func:`dpagent.protocol.tokens.key_digest` of the key that it was shown."""
     entries: int
-    """8 bytes: of its ledger."""
+    """8 bytes, below 2^63: of its ledger."""
     head: bytes
     """32 bytes: digest of the last of them."""
     reply_key: bytes
@@ -104,6 +104,8 @@ class Statement(Layout):
         """See :class:`Layout`."""
         if len(data) != cls.LENGTH:
             raise ValueError(f"{len(data)} bytes are no statement; expected {cls.LENGTH}")
+        if data[69] >> 7:
+            raise ValueError("a ledger has fewer than 2^63 entries")  # More than a database keeps.
         return cls(
             data[:16], data[16:32], int.from_bytes(data[32:36], "big"), Wish(data[36]), data[37:69],
             int.from_bytes(data[69:77], "big"), data[77:109], data[109:141], data[141:],

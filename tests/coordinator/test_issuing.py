@@ -150,6 +150,7 @@ def test_what_leaves_is_in_the_registry_also_after_a_crash(
         ("no key to answer to", "malformed"),
         ("sealed to another", "cannot open"),
         ("no wish", "malformed"),
+        ("more entries than a registry keeps", "malformed"),
     ],
 )
 def test_what_is_not_answered(new_desk: Any, what: str, reason: str) -> None:
@@ -188,6 +189,8 @@ def test_what_is_not_answered(new_desk: Any, what: str, reason: str) -> None:
             request = asked(desk, board, reply_key=bytes(32))
         case "sealed to another":
             request.payload = seal_ask(request.ask, desk.opener.public_key, "others")
+        case "more entries than a registry keeps":
+            request = asked(desk, board, entries=1 << 63)
         case "no wish":
             raw = bytearray(request.ask.to_bytes())
             raw[36] = 99
