@@ -14,7 +14,7 @@ import logging
 import math
 import random
 from collections import Counter
-from typing import Final
+from typing import Any, Final
 
 from agent.state import AgentState
 from dpagent.clock import Clock
@@ -32,8 +32,12 @@ _WITHIN_S: Final = 30.0
 _EVIDENCE_WITHIN_S: Final = 10.0
 _ENOUGH: Final = 3
 """Devices that say the same; another one need not."""
-_WATCHED: Final = 4_096
-"""Rounds whose digests are kept in memory."""
+_WATCHED: Final = 1_024
+"""Rounds whose digests, and signed lists, are kept in memory. Here and below, the oldest go: a coordinator
+can sign any number."""
+_JOBS: Final = 64
+_TOLD: Final = 256
+"""Lists of which it is known that they were published."""
 
 
 class KeyWatch:
@@ -70,38 +74,48 @@ class KeyWatch:
         """When to publish digests, by job."""
         self._evidence_at: dict[bytes, float] = {}
         """When to publish a signed list, by the list."""
-        self._told: set[bytes] = set()
+        self._told: dict[bytes, None] = {}
         """Signed lists that were published, here or by others."""
+        self._disputed: dict[bytes, None] = {}
+        """Jobs of which two lists that disagree were found since the start: others change nothing."""
         for message in state.tokens.lists():
-            keys = verifier.open(message, TokenKeys, "token-keys")
-            self._current[keys.job] = keys
+            try:
+                keys = verifier.open(message, TokenKeys, "token-keys")
+            except MessageError:
+                continue  # Of the coordinator, or the fleet, that this board had before.
             self._note(keys, message)
+            self._make_current(keys)
 
     def keys(self, job: bytes) -> TokenKeys | None:
         """The last list of a job that was seen, or None."""
         return self._current.get(job)
 
     def take_keys(self, message: bytes) -> None:
-        """Take a signed list, from the coordinator or as evidence from another device.
+        """Take a signed list from the coordinator.
 
         Raises:
             MessageError: the coordinator did not sign it.
         """
+        self._make_current(self._compared(message))
+
+    def _compared(self, message: bytes) -> TokenKeys:
+        """A signed list, compared with what was seen before."""
         keys = self._verifier.open(message, TokenKeys, "token-keys")
+        if keys.job in self._disputed:
+            return keys
         for number in keys.rounds:
             known = self._seen.get((keys.job, number))
             if known is not None and known[0] != key_digest(keys, number, self._fleet):
                 self._found_conflict(keys, number, known[1], message)
-                return
+                return keys
         if all((keys.job, number) in self._seen for number in keys.rounds):
-            return
+            return keys
         self._state.keep_token_list(keys.job, message)
-        before = self._current.get(keys.job)
-        if before is None or keys.rounds.stop > before.rounds.stop:
-            self._current[keys.job] = keys
         self._note(keys, message)
         at = self._clock.monotonic() + self._random.uniform(0.0, _WITHIN_S)
         self._witness_at[keys.job] = at, keys
+        _bound(self._witness_at, _JOBS)
+        return keys
 
     def take_witness(self, payload: bytes) -> None:
         """Hear what another device has seen.
@@ -124,13 +138,13 @@ class KeyWatch:
                 self._evidence_at[known[1]] = self._clock.monotonic() + within_s
 
     def take_evidence(self, message: bytes) -> None:
-        """Take a signed list that another device has seen.
+        """Take a signed list that another device has seen, of whatever job: no keys to ask by.
 
         Raises:
             MessageError: the coordinator did not sign it.
         """
-        self.take_keys(message)
-        self._told.add(message)
+        self._compared(message)
+        self._note_told(message)
 
     def due_in_s(self) -> float:
         """Seconds until something is to be published; infinite if there is nothing."""
@@ -148,7 +162,7 @@ class KeyWatch:
         for message, at in list(self._evidence_at.items()):
             if message in self._told or (at <= now and self._published(self._topics.evidence, message)):
                 del self._evidence_at[message]
-                self._told.add(message)
+                self._note_told(message)
 
     def _published(self, topic: str, payload: bytes) -> bool:
         return self._session.has_room and self._session.publish(topic, payload) is not None
@@ -159,6 +173,16 @@ class KeyWatch:
             self._heard[witness.job, number, digest] >= _ENOUGH for number, digest in witness.by_round.items()
         )
 
+    def _note_told(self, message: bytes) -> None:
+        self._told[message] = None
+        _bound(self._told, _TOLD)
+
+    def _make_current(self, keys: TokenKeys) -> None:
+        before = self._current.get(keys.job)
+        if before is None or keys.rounds.stop > before.rounds.stop:
+            self._current[keys.job] = keys
+            _bound(self._current, _JOBS)
+
     def _note(self, keys: TokenKeys, message: bytes) -> None:
         for number in keys.rounds:
             self._seen.setdefault((keys.job, number), (key_digest(keys, number, self._fleet), message))
@@ -168,11 +192,13 @@ class KeyWatch:
             self._heard.pop((*oldest, digest), None)
 
     def _found_conflict(self, keys: TokenKeys, number: int, one: bytes, other: bytes) -> None:
+        self._disputed[keys.job] = None
+        _bound(self._disputed, _JOBS)
         if self._state.tokens.conflicting_round(keys.job) is None:
             log.error(
                 "the coordinator has signed two different keys for tokens of round %d of job %s: with one of "
                 "them it could tell some boards' fragments from others'. This board takes no tokens of that "
-                "job, and keeps both lists; show them to your auditor (`dpagent budget evidence`)",
+                "job, and keeps both lists in its state directory, for your auditor",
                 number, keys.job.hex()[:8],
             )  # fmt: skip
             self._state.keep_token_conflict(keys.job, number, one, other, self._clock.unix())
@@ -181,3 +207,10 @@ class KeyWatch:
                 self._evidence_at.setdefault(
                     message, self._clock.monotonic() + self._random.uniform(0.0, _EVIDENCE_WITHIN_S)
                 )
+        _bound(self._evidence_at, _TOLD)
+
+
+def _bound(kept: dict[bytes, Any], most: int) -> None:
+    """Drop the oldest of what is too much."""
+    while len(kept) > most:
+        del kept[next(iter(kept))]

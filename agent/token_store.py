@@ -18,6 +18,7 @@ from dpagent.protocol.tokens import TOKEN_BYTES, RoundKey
 
 _REQUESTS_KEPT: Final = 256
 _LISTS_KEPT: Final = 64
+_CONFLICTS_KEPT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +184,14 @@ class TokenStore:
         return [Conflict(row["job"], row["round"], row["one"], row["other"], row["found_at"]) for row in rows]
 
     def put_conflict(self, job: bytes, number: int, one: bytes, other: bytes, now: float) -> None:
-        """Keep two signed lists that disagree, for good."""
+        """Keep two signed lists that disagree, for good. The oldest go if there are very many."""
         self._connection.execute(
             "INSERT OR IGNORE INTO token_conflicts VALUES (?, ?, ?, ?, ?)", (job, number, one, other, now)
+        )
+        self._connection.execute(
+            "DELETE FROM token_conflicts WHERE job NOT IN "
+            "(SELECT job FROM token_conflicts ORDER BY found_at DESC LIMIT ?)",
+            (_CONFLICTS_KEPT,),
         )
 
 
