@@ -7,6 +7,8 @@ takes its blinding off goes when its tokens are there, and they go when the roun
 
 from __future__ import annotations
 
+import hashlib
+import os
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,6 +64,8 @@ def create_tokens(connection: sqlite3.Connection) -> None:
         "CREATE TABLE token_conflicts (job BLOB PRIMARY KEY, round INTEGER NOT NULL, one BLOB NOT NULL, "
         "other BLOB NOT NULL, found_at REAL NOT NULL) STRICT, WITHOUT ROWID"
     )
+    connection.execute("CREATE TABLE token_secret (secret BLOB NOT NULL) STRICT")
+    connection.execute("INSERT INTO token_secret VALUES (?)", (os.urandom(32),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,12 @@ class TokenStore:
     def empty(self) -> None:
         """Drop all requests and tokens, in a copy that is kept elsewhere."""
         self._connection.execute("DELETE FROM token_requests")
+
+    def stated(self, digest: bytes) -> bytes:
+        """What a statement says of a ledger's entry. Not its digest: an entry can be guessed, and with it the
+        owner's budget, or to a second when a round was charged."""
+        secret = self._connection.execute("SELECT secret FROM token_secret").fetchone()["secret"]
+        return hashlib.sha256(b"dpagent v1 ledger head\0" + secret + digest).digest()
 
     # What was seen of the keys.
 

@@ -271,7 +271,7 @@ class Tokens:
             wish=request.wish,
             keys=request.keys,
             entries=len(entries),
-            head=entries[-1],
+            head=self._state.tokens.stated(entries[-1]),
             reply_key=AnswerOpener(request.reply_secret, self._fleet).public_key,
             blinded=blinded_digest(request.blinded),
         )
@@ -351,7 +351,9 @@ class Tokens:
         if not is_signed(certificate, signature, statement.signed):
             return False
         digests = self._state.ledger.digests
-        return not 0 < statement.entries <= len(digests) or digests[statement.entries - 1] != statement.head
+        if not 0 < statement.entries <= len(digests):
+            return True
+        return self._state.tokens.stated(digests[statement.entries - 1]) != statement.head
 
     def _request(self, plan: Plan) -> Request | None:
         return self._state.tokens.request(plan.job, plan.round, self._fleet)

@@ -84,7 +84,7 @@ class Statement(Layout):
     entries: int
     """8 bytes, below 2^63: of its ledger."""
     head: bytes
-    """32 bytes: digest of the last of them."""
+    """32 bytes: of the last of them, SHA-256 over a secret of the device and its digest."""
     reply_key: bytes
     """32 bytes: X25519 public key; the answer is sealed to it."""
     blinded: bytes
