@@ -123,6 +123,11 @@ class _Signer:
         return of_q + self._q * ((of_p - of_q) * self._q_inverse % self._p)
 
 
+def forget_keys() -> None:
+    """Let go of what was kept of private keys to sign sooner."""
+    _signer.cache_clear()
+
+
 @lru_cache(maxsize=1_024)
 def _signer(p: int, q: int, e: int) -> _Signer:
     return _Signer(p, q, e)

@@ -146,11 +146,13 @@ class Issuer:
         latest = self._registry.ledger(device.id)
         if latest is None or statement.entries >= latest.entries:
             return None
-        self._registry.note_went_back(device.id)
-        log.warning(
-            "device %s: its ledger has %s, and had %s by its own statement. It is told; until it "
-            "is past them again it gets no tokens", device.id, counted(statement.entries, "entry"), counted(latest.entries, "entry"),
-        )  # fmt: skip
+        if not latest.went_back:  # Once: it asks again and again.
+            self._registry.note_went_back(device.id)
+            log.warning(
+                "device %s: its ledger has %s, and had %s by its own statement. It is told; until it is past "
+                "them again it gets no tokens",
+                device.id, counted(statement.entries, "entry"), counted(latest.entries, "entry"),
+            )  # fmt: skip
         return latest.statement + latest.signature
 
     def _verdict(self, device: Device, statement: Statement) -> Verdict:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from coordinator.announcer import Announcer
-from coordinator.blind_signing import PrivateKey
+from coordinator.blind_signing import PrivateKey, forget_keys
 from coordinator.columns import spent_columns
 from coordinator.devices import Devices
 from coordinator.issuing import Issuer
@@ -98,14 +98,18 @@ class TokenOffice:
     def open(self, number: int) -> None:
         """See that a round has its key, and erase those of the rounds before."""
         self._number = number
-        self._registry.forget_secrets(self._job.id, number - 1)
+        self._forget_secrets(number - 1)
         if self._registry.key(self._job.id, number) is None:
             self._keep(number, self._made())
         self._update_list()
 
     def finish(self) -> None:
         """The job is over: nobody makes a token of it any more."""
-        self._registry.forget_secrets(self._job.id, self._settings.rounds)
+        self._forget_secrets(self._settings.rounds)
+
+    def _forget_secrets(self, last_round: int) -> None:
+        self._registry.forget_secrets(self._job.id, last_round)
+        forget_keys()  # Those of open rounds are read again.
 
     def tend(self) -> None:
         """Make keys ahead, in the background, and announce each; answer some of the requests that wait."""

@@ -94,7 +94,8 @@ class PublicKey:
         return True
 
 
-@lru_cache(maxsize=2 * MAX_CLASSES)
+# A board uses each key once, and a job has many rounds; a coordinator checks one round's at a time.
+@lru_cache(maxsize=256)
 def _library_key(modulus: int, exponent: int) -> rsa.RSAPublicKey:
     return rsa.RSAPublicNumbers(exponent, modulus).public_key()
 

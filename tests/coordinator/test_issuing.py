@@ -251,7 +251,9 @@ def test_jobs_add_up_and_a_replacement_has_what_its_predecessor_left(new_desk: A
         assert request.read(other.answer(successor.device_id, request.payload)).verdict is verdict
 
 
-def test_a_ledger_that_went_back_is_told_by_the_boards_own_statement(new_desk: Any) -> None:
+def test_a_ledger_that_went_back_is_told_by_the_boards_own_statement(
+    new_desk: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     desk = new_desk()
     board = desk.member()
     first = asked(desk, board, 1, entries=9, head=b"i" * 32)
@@ -259,6 +261,8 @@ def test_a_ledger_that_went_back_is_told_by_the_boards_own_statement(new_desk: A
     older = asked(desk, board, 2)
     answer = older.read(desk.answer(board.device_id, older.payload))
     assert answer.verdict is Verdict.WENT_BACK
+    assert older.read(desk.answer(board.device_id, older.payload)).verdict is Verdict.WENT_BACK
+    assert len([line for line in caplog.messages if "its ledger has" in line]) == 1, "however often it asks"
     statement = Statement.from_bytes(answer.later[: Statement.LENGTH])
     assert statement == first.ask.statement
     assert desk.devices.find(board.device_id).has_signed(answer.later[Statement.LENGTH :], statement.signed)

@@ -11,7 +11,7 @@ import pytest
 from fleets import honest_update, write_fleet
 from members import new_authority
 
-from coordinator.blind_signing import PrivateKey
+from coordinator.blind_signing import PrivateKey, _signer
 from coordinator.daemon import Coordinator
 from coordinator.running_job import RunningJob
 from coordinator.settings import load_fleet_settings
@@ -187,12 +187,14 @@ def test_keys_are_made_ahead_and_their_secrets_go_with_their_round(tmp_path: Pat
     _, third = desk.key(3)
     assert [*tokens._keys.rounds] == [1, 2, 3]  # type: ignore[union-attr]
     _, first = desk.key(1)
+    first.blind_sign(0, bytes(256))
     desk.running.cycle._close(desk.running.cycle.progress())
     desk.running.cycle.open()
     assert [*tokens._keys.rounds] == [2, 3]  # type: ignore[union-attr]
     stored = tokens._registry.key(job, 1)
     assert stored is not None
     assert stored.secret is None
+    assert _signer.cache_info().currsize == 0, "nor in memory"
     desk.coordinator.close()
     again = Coordinator(load_fleet_settings(tmp_path / "fleet.yaml"))
     assert again.running is not None

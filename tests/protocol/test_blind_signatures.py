@@ -204,3 +204,10 @@ def test_what_is_not_below_the_modulus_is_no_signature(key: PrivateKey) -> None:
     with pytest.raises(BlindSignatureError):
         finalize(public, message, bytes(1) + root.to_bytes(256, "big"), blinded.inverse)
     assert blind_signatures.SIGNATURE_BYTES == 256
+
+
+def test_keys_of_rounds_long_over_take_no_memory() -> None:
+    """A board finishes some tokens a round, each of another key."""
+    for number in range(300):
+        PublicKey((1 << 2048) - 2 * number - 1, exponent(0)).has_signed(b"", bytes(256))
+    assert blind_signatures._library_key.cache_info().currsize <= 256
