@@ -18,7 +18,8 @@ from dpagent.protocol.blind_signatures import PREFIX_BYTES, SIGNATURE_BYTES
 from dpagent.protocol.issuing import Verdict, Wish
 from dpagent.protocol.tokens import TOKEN_BYTES, RoundKey
 
-_REQUESTS_KEPT: Final = 256
+_REQUESTS_KEPT: Final = 64
+"""Each without an answer is tried when one comes: those of four jobs at the most."""
 _LISTS_KEPT: Final = 64
 _CONFLICTS_KEPT: Final = 64
 
