@@ -21,7 +21,7 @@ from dpagent.clock import Clock
 from dpagent.errors import ConfigurationError
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.issuing import AskOpener
-from dpagent.protocol.tokens import RoundKey, TokenKeys
+from dpagent.protocol.tokens import MAX_ROUNDS_AHEAD, RoundKey, TokenKeys
 from dpagent.storage import disk_errors
 from dpagent.transport.events import Received
 from dpagent.wording import counted
@@ -167,8 +167,13 @@ class TokenOffice:
     # Requests.
 
     def take(self, messages: Sequence[Received]) -> None:
-        """Take requests, to be answered in turn. What is too much is dropped: devices ask again."""
-        self._waiting = [*self._waiting, *messages][:_MOST_WAITING]
+        """Take requests, to be answered in turn. What is too much, of one device or of all, is dropped:
+        devices ask again."""
+        by_topic = Counter(message.topic for message in self._waiting)
+        for message in messages:
+            by_topic[message.topic] += 1
+            if by_topic[message.topic] <= MAX_ROUNDS_AHEAD and len(self._waiting) < _MOST_WAITING:
+                self._waiting.append(message)
 
     @property
     def is_busy(self) -> bool:

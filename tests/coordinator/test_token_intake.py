@@ -23,7 +23,9 @@ from dpagent.protocol.fragments import cut
 from dpagent.protocol.messages import Fragment
 from dpagent.protocol.sealing import seal, sealed_bytes
 from dpagent.protocol.task import RoundTask
-from dpagent.protocol.tokens import RoundKey, token_id, with_token
+from dpagent.protocol.tokens import MAX_ROUNDS_AHEAD, RoundKey, token_id, with_token
+from dpagent.protocol.topics import Topics
+from dpagent.transport.events import Received
 
 
 class Desk:
@@ -206,6 +208,19 @@ def test_keys_are_made_ahead_and_their_secrets_go_with_their_round(tmp_path: Pat
     files = [file.read_bytes() for file in (tmp_path / "members").glob("registry.db*")]
     assert not any(first.to_bytes()[:128] in data for data in files)
     assert any(third.to_bytes()[:128] in data for data in files)
+
+
+def test_a_member_that_floods_the_coordinator_with_requests_keeps_no_other_waiting(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, "fragment")
+    tokens, topics = desk.running._tokens, Topics("testers")
+    assert tokens is not None
+    hers, other = topics.ask("a" * 32), topics.ask("b" * 32)
+    tokens.take([Received(hers, b"")] * 2_000)
+    tokens.take([Received(hers, b"")] * 2_000 + [Received(other, b"")])
+    assert {topic: [each.topic for each in tokens._waiting].count(topic) for topic in (hers, other)} == {
+        hers: MAX_ROUNDS_AHEAD, other: 1,
+    }  # fmt: skip
+    desk.coordinator.close()
 
 
 def test_a_fleet_without_members_has_no_tokens(tmp_path: Path) -> None:
