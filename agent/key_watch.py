@@ -198,7 +198,7 @@ class KeyWatch:
             log.error(
                 "the coordinator has signed two different keys for tokens of round %d of job %s: with one of "
                 "them it could tell some boards' fragments from others'. This board takes no tokens of that "
-                "job, and keeps both lists in its state directory, for your auditor",
+                "job, and keeps both lists for your auditor (`dpagent budget evidence`)",
                 number, keys.job.hex()[:8],
             )  # fmt: skip
             self._state.keep_token_conflict(keys.job, number, one, other, self._clock.unix())

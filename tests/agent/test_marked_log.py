@@ -52,8 +52,8 @@ PUBLIC = {
         "sitting out round %d of job %s: %s": "admission, which reads no record",
         "round %d of job %s is given up: %s": "likewise",
         "declined round %d of job %s: %s": "likewise",
-        "round %d of job %s waits: no receipt has come of what this board published for the round before. The "
-        "network may be slow, or the broker refuse it: `dpagent doctor` tries that":
+        "round %d of job %s waits: no receipt has come of what this board published for the round before. "
+        "The network may be slow, or the broker refuse it: `dpagent doctor` tries that":
         "the coordinator's receipts",
     },
     "dpagent.transport.session": {"not accepted (%s); trying MQTT version %s": "the broker's answer"},

@@ -131,7 +131,8 @@ def test_what_is_wrong_with_a_configuration_is_not_quoted(board: Path, tmp_path:
 
 
 TEXTS = {
-    "coordinator_key", "enrolment.ca_file", "enrolment.url", "data.kind", "data.name", "data.classes", "data.path", "fleet", "governor.command",
+    "coordinator_key", "enrolment.ca_file", "enrolment.url", "data.kind", "data.name", "data.classes",
+    "data.path", "fleet", "governor.command",
     "governor.hours", "governor.thermal_zones", "ledger.second_head", "limits.methods", "limits.mixer_keys",
     "model.command", "model.file",
     "mqtt.ca_file", "mqtt.cert_file", "mqtt.client_id", "mqtt.key_file", "mqtt.password_file",
