@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from pydantic import BaseModel, ValidationError
@@ -48,6 +48,8 @@ PATIENCE_S: Final = 20.0
 _ATTEMPTS: Final = 3
 """An endpoint that has as many connections as it takes closes further ones."""
 _PAUSE_S: Final = 0.5
+_MOST_SHOWN: Final = 200
+"""Characters of an error that may be an endpoint's words."""
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
@@ -154,7 +156,7 @@ def _asked(url: str, context: ssl.SSLContext, path: str, body: bytes, kind: type
     status, data = _exchanged(url, context, "POST", path, body)
     if status != http.HTTPStatus.OK:
         try:
-            reason = "".join(each for each in Refusal.model_validate_json(data).reason if each.isprintable())
+            reason = _printable(Refusal.model_validate_json(data).reason)
         except ValidationError:
             reason = f"status {status}"
         raise UsageError(f"{url} refuses: {reason} Ask the fleet's operator.")
@@ -183,11 +185,16 @@ def _exchanged(url: str, context: ssl.SSLContext, method: str, path: str, body: 
             break
         if attempt < _ATTEMPTS - 1:
             time.sleep(_PAUSE_S * (attempt + 1))
-    text = getattr(last, "strerror", None) or str(last) or type(last).__name__
+    text = _printable(getattr(last, "strerror", None) or str(last) or type(last).__name__)[:_MOST_SHOWN]
     raise BrokerError(
         f"No enrolment endpoint answers at {url} ({text}). The operator starts it with `dpagent coordinator "
         "enrolment`; check the network, and that a certificate that is used has not expired."
     ) from last
+
+
+def _printable(text: str) -> str:
+    """What an endpoint said, without what a terminal would obey."""
+    return "".join(each for each in text if each.isprintable())
 
 
 def _once(
@@ -204,10 +211,10 @@ def _once(
         with _cut_at(until, connection.sock):
             connection.request(method, path, body, {"Content-Type": "application/json"})
             with connection.getresponse() as response:
-                data = response.read(MOST_ANSWER_BYTES + 1)
-        if len(data) > MOST_ANSWER_BYTES:
-            raise http.client.HTTPException("the answer is too long")
-        return response.status, data
+                # None without a length, as of chunks, in which the library takes -1 for all that comes.
+                if response.length is None or response.length > MOST_ANSWER_BYTES:
+                    raise http.client.HTTPException("the answer is too long, or does not say how long it is")
+                return response.status, response.read()
     finally:
         connection.close()
 
@@ -237,7 +244,7 @@ def _certificate(pem: str, key: object, authority: Sequence[x509.Certificate], u
         certificate = x509.load_pem_x509_certificate(pem.encode())
         certificate.verify_directly_issued_by(authority[0])
         is_own = certificate.public_key() == key
-    except (ValueError, TypeError, InvalidSignature):
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         is_own = False
     if not is_own:
         raise ConfigurationError(

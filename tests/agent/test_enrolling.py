@@ -161,13 +161,26 @@ def endless_headers(connection: ssl.SSLSocket) -> None:
         connection.sendall(b"X: y\r\n" * 1_000)
 
 
+def chunked(size: bytes) -> Answer:
+    """A chunk of a negative length, which the library takes for all that comes, or refuses in its own way."""
+
+    def answer(connection: ssl.SSLSocket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + size + b"\r\n")
+        connection.sendall(b"{}")
+
+    return answer
+
+
 def slow(connection: ssl.SSLSocket) -> None:
     while True:
         connection.sendall(b"H")
         threading.Event().wait(0.2)
 
 
-@pytest.mark.parametrize("answer", [endless, endless_headers, slow, lambda sock: sock.sendall(b"\0" * 99)])
+@pytest.mark.parametrize(
+    "answer",
+    [endless, endless_headers, slow, chunked(b"-5"), chunked(b"-1"), lambda sock: sock.sendall(b"\0" * 99)],
+)
 def test_an_answer_without_an_end_is_given_up(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer
 ) -> None:
@@ -177,6 +190,33 @@ def test_an_answer_without_an_end_is_given_up(
         pytest.raises(BrokerError, match="No enrolment endpoint"),
     ):
         enrol(code, ec.generate_private_key(ec.SECP256R1()))
+
+
+def test_as_much_is_read_as_an_answer_says_that_it_has(authority: Authority, tmp_path: Path) -> None:
+    unread = threading.Event()
+
+    def answer(connection: ssl.SSLSocket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n")
+        try:
+            for _ in range(1_024):
+                connection.sendall(b"x" * 65_536)
+        except OSError:
+            unread.set()
+            raise
+
+    with played(authority, tmp_path, answer) as code, pytest.raises(BrokerError, match="how long it is"):
+        enrol(code, ec.generate_private_key(ec.SECP256R1()))
+    assert unread.is_set()
+
+
+def test_an_error_has_nothing_that_a_terminal_would_obey(authority: Authority, tmp_path: Path) -> None:
+    with (
+        played(authority, tmp_path, lambda sock: sock.sendall(b"\x1b[2J" + b"x" * 9_000 + b"\r\n")) as code,
+        pytest.raises(BrokerError) as caught,
+    ):
+        enrol(code, ec.generate_private_key(ec.SECP256R1()))
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600
 
 
 def test_a_renewal_is_for_the_same_device_and_key(authority: Authority, tmp_path: Path) -> None:
