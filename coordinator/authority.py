@@ -26,7 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dpagent.errors import ConfigurationError, UsageError
 from dpagent.protocol import device_signing
-from dpagent.protocol.enrolment import fingerprint
+from dpagent.protocol.enrolment import fingerprint, is_address, is_host
 from dpagent.storage import disk_errors, write_atomically
 
 AuthorityKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
@@ -38,8 +38,6 @@ PROGRAM_DAYS: Final = 825
 _EARLIER: Final = timedelta(hours=1)
 """Certificates begin so long before they are issued: clocks differ."""
 _MOST_NAME: Final = 64
-_LABEL: Final = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_HOST_NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,10 +343,8 @@ def _subject(name: str) -> x509.Name:
 
 
 def _general_name(name: str) -> x509.GeneralName:
-    try:
+    if is_address(name):
         return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        pass
-    if len(name) <= 253 and _HOST_NAME.fullmatch(name):
+    if is_host(name):
         return x509.DNSName(name)
     raise UsageError(f"{name!r} is no host name and no address; expected broker.example or 192.0.2.7.")

@@ -20,6 +20,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import ipaddress
 import re
 import secrets
 from collections.abc import Sequence
@@ -48,8 +49,9 @@ MOST_ANSWER_BYTES: Final = 65_536
 """Of an answer: certificates, and where the broker is."""
 
 _CHECKSUM_BYTES: Final = 4
-_SHORTEST_HOST, _LONGEST_HOST = 1, 253
-_HOST: Final = re.compile(r"[A-Za-z0-9.:-]+")
+_LONGEST_HOST: Final = 253
+_LABEL: Final = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST_NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,20 @@ class Invitation:
 
 
 def is_host(text: str) -> bool:
-    """Whether a text may be a host name or an address."""
-    return _SHORTEST_HOST <= len(text) <= _LONGEST_HOST and _HOST.fullmatch(text) is not None
+    """Whether a text is an address, or may be a host name.
+
+    >>> [is_host(text) for text in ("fleet.example", "192.0.2.7", "2001:db8::1", "fleet..example", "1:2")]
+    [True, True, True, False, False]
+    """
+    return is_address(text) or (len(text) <= _LONGEST_HOST and _HOST_NAME.fullmatch(text) is not None)
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is an IP address, without a zone."""
+    try:
+        return bool(ipaddress.ip_address(text)) and "%" not in text
+    except ValueError:
+        return False
 
 
 def new_secret() -> bytes:
