@@ -123,6 +123,20 @@ def replace(
     _tell_broker(settings)
 
 
+@app.command()
+def withdraw(config: FleetConfig = None) -> None:
+    """Let no code that is open be used any more, for when one has been lost or read by others.
+
+    Devices that have enrolled stay members: `devices revoke` ends one that was not meant. Who still needs a
+    code needs another, also of those from `devices replace`.
+    """
+    from coordinator.invitations import Invitations
+
+    with _opened(coordinator_settings(config)) as devices, devices.transaction():
+        number = Invitations(devices.connection).withdraw(at=time.time())
+    typer.echo(f"{counted(number, 'code')} can be used no more.")
+
+
 def _opened(settings: CoordinatorSettings) -> Devices:
     """The table, where there is an authority."""
     from coordinator.authority import load_authority

@@ -117,6 +117,17 @@ def test_a_device_is_shown_revoked_and_not_twice_replaced(fleet: EnrolmentFleet)
         assert (unknown.returncode, "names no device" in unknown.stderr) == (ExitCode.USAGE, True)
 
 
+def test_codes_that_are_withdrawn_let_nobody_in(fleet: EnrolmentFleet, tmp_path: Path) -> None:
+    first, second = fleet.invite("--count", "2")
+    fleet.start()
+    assert enrol(first, tmp_path / "board", "--no-connect").returncode == 0
+    withdrawn = fleet.run("devices", "withdraw")
+    assert (withdrawn.returncode, withdrawn.stdout.strip()) == (0, "1 code can be used no more.")
+    refused = enrol(second, tmp_path / "other", "--no-connect")
+    assert (refused.returncode, "has expired" in refused.stderr) == (ExitCode.USAGE, True)
+    assert "1 member; open invitations for 0 boards." in fleet.run("devices", "list").stdout
+
+
 def test_a_broker_that_cannot_be_told_is_an_error_after_the_revocation(tmp_path: Path) -> None:
     fleet = EnrolmentFleet(tmp_path / "fleet", URL, enrolment={"on_revocation": ["false"]})
     authority = load_authority(fleet.members, now=datetime.now(UTC))
