@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
@@ -121,6 +122,11 @@ def renew(url: str, ca_file: Path, cert_file: Path, key_file: Path) -> bytes:
     certificate = _certificate(answer.certificate, identity.certificate.public_key(), authority, url)
     if device_id_of(certificate) != identity.device_id:
         raise ConfigurationError(f"{url} answered with the certificate of another device.")
+    if certificate.not_valid_after_utc <= datetime.now(UTC):
+        raise ConfigurationError(
+            f"{url} answered with a certificate that has expired already; the one so far stays. Check the "
+            "clock there, and here."
+        )
     return pem_of([certificate, *authority[:-1]]).encode()
 
 

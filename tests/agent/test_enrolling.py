@@ -9,7 +9,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -219,13 +219,23 @@ def test_an_error_has_nothing_that_a_terminal_would_obey(authority: Authority, t
     assert len(str(caught.value)) < 600
 
 
-def test_a_renewal_is_for_the_same_device_and_key(authority: Authority, tmp_path: Path) -> None:
+def test_a_renewal_is_for_the_same_device_and_key_and_for_a_time_to_come(
+    authority: Authority, tmp_path: Path
+) -> None:
     own, other = certified(authority), certified(authority)
     same_key = authority.issue_device(
         own.private_key.public_key(), other.device_id, days=1, now=datetime.now(UTC)
     )
+    expired = authority.issue_device(
+        own.private_key.public_key(),
+        own.device_id,
+        days=1 / 96,
+        now=datetime.now(UTC) - timedelta(minutes=30),
+    )
     files = written(tmp_path, "device", own.certificate, own.private_key)
-    for certificate, problem in ((other.certificate, "another key"), (same_key, "another device")):
+    for certificate, problem in (
+        (other.certificate, "another key"), (same_key, "another device"), (expired, "expired already"),
+    ):  # fmt: skip
         body = said(json.dumps({"certificate": pem_of([certificate]).decode()}).encode())
         with (
             played(authority, tmp_path, lambda sock, body=body: sock.sendall(body)) as code,
