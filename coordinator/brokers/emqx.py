@@ -72,7 +72,8 @@ class Emqx:
                 "max_packet_size": f"{MESSAGE_BYTES // 1_024}KB",
                 "max_mqueue_len": QUEUED_MESSAGES,
                 "session_expiry_interval": "168h",
-                "wildcard_subscription": False,
+                # A coordinator follows the requests for tokens of all boards; the rules refuse others.
+                "wildcard_subscription": deployment.wants_certificates,
                 "shared_subscription": False,
                 **({"peer_cert_as_username": "cn"} if deployment.wants_certificates else {}),
             },

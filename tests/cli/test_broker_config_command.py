@@ -98,6 +98,16 @@ def test_files_of_emqx_are_well_formed(tmp_path: Path, tls: list[Path | str]) ->
     )
 
 
+def test_a_coordinator_on_emqx_may_follow_the_requests_of_all_boards(
+    tmp_path: Path, tls: list[Path | str], authority: list[Path | str]
+) -> None:
+    for options, may in (([*tls, *BOARDS], False), ([*tls, *authority], True)):
+        assert broker_config(tmp_path, "emqx", *options).returncode == 0
+        settings = json.loads((tmp_path / "broker" / "emqx.conf").read_text())
+        assert settings["mqtt"]["wildcard_subscription"] is may
+    assert "devices/+/ask" in (tmp_path / "broker" / "acl.conf").read_text()
+
+
 @pytest.mark.parametrize(
     ("options", "names"),
     [
