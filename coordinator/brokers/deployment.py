@@ -70,6 +70,11 @@ class Deployment:
     mixed: bool = False
 
     @property
+    def store(self) -> Path:
+        """The directory of what the broker keeps."""
+        return self.directory / "data"
+
+    @property
     def wants_certificates(self) -> bool:
         """Whether boards are known by certificates of the fleet's authority, and have no password."""
         return self.tls is not None and self.tls.authority is not None

@@ -62,7 +62,7 @@ class Emqx:
             "node": {
                 "name": "emqx@127.0.0.1",
                 "cookie": secrets.token_urlsafe(32),
-                "data_dir": str(directory / "data"),
+                "data_dir": str(deployment.store),
             },
             "listeners": {
                 each: {"default": {**listener, "enable": True} if each == kind else {"enable": False}}

@@ -48,7 +48,7 @@ class Mosquitto:
         if deployment.users:
             options.append(f"password_file {directory}/passwords")
         options.append(f"acl_file {directory}/access")
-        lines = configuration(deployment, f"{directory}/data", options, user=getpass.getuser())
+        lines = configuration(deployment, str(deployment.store), options, user=getpass.getuser())
         return {
             "mosquitto.conf": Written(lines),
             "passwords": Written(hashes(deployment.users), 0o600),
@@ -57,7 +57,6 @@ class Mosquitto:
 
     def command(self, program: str, deployment: Deployment) -> Command:
         """In the foreground, as any child."""
-        (deployment.directory / "data").mkdir(mode=0o700, exist_ok=True)
         return Command((program, "-c", str(deployment.directory / "mosquitto.conf")), {})
 
     def remarks(self, deployment: Deployment) -> list[str]:

@@ -67,7 +67,7 @@ class Nats:
             # NATS's own clients, of which there are none.
             "listen": "127.0.0.1:-1",
             "max_payload": MESSAGE_BYTES + _ROOM,
-            "jetstream": {"store_dir": str(deployment.directory / "data")},
+            "jetstream": {"store_dir": str(deployment.store)},
             "mqtt": mqtt,
             "authorization": {"users": [_user(deployment, user) for user in users]},
         }

@@ -75,7 +75,7 @@ class RabbitMq:
                 "RABBITMQ_NODENAME": f"dpagent-{port}@localhost",
                 "RABBITMQ_CONFIG_FILE": str(place / "rabbitmq.conf"),
                 "RABBITMQ_ENABLED_PLUGINS_FILE": str(place / "enabled_plugins"),
-                "RABBITMQ_MNESIA_BASE": str(place / "data"),
+                "RABBITMQ_MNESIA_BASE": str(deployment.store),
                 "RABBITMQ_LOG_BASE": str(place / "log"),
                 "RABBITMQ_PID_FILE": str(place / "pid"),
                 "RABBITMQ_DIST_PORT": str(node_port),

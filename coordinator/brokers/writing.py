@@ -56,7 +56,7 @@ def _password(file: Path) -> str:
 
 
 def write_files(software: BrokerSoftware, deployment: Deployment) -> list[Path]:
-    """Write a broker's configuration; return the files.
+    """Write a broker's configuration, and make the directory of what it keeps; return the files.
 
     Raises:
         UsageError: The broker cannot do what is asked.
@@ -66,4 +66,6 @@ def write_files(software: BrokerSoftware, deployment: Deployment) -> list[Path]:
     for name, file in software.files(deployment).items():
         write_atomically(deployment.directory / name, file.text.encode(), mode=file.mode)
         written.append(deployment.directory / name)
+    with disk_errors(deployment.store):
+        deployment.store.mkdir(mode=0o700, exist_ok=True)
     return written

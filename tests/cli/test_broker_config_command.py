@@ -60,6 +60,15 @@ def test_each_user_gets_a_password_that_only_the_owner_may_read_and_keeps_it(
 
 
 @pytest.mark.parametrize("software", ALL)
+def test_a_broker_that_a_service_starts_has_a_directory_to_keep_messages_in(
+    tmp_path: Path, tls: list[Path | str], software: str
+) -> None:
+    for _ in range(2):
+        assert broker_config(tmp_path, software, *tls, *BOARDS).returncode == 0
+        assert stat.S_IMODE((tmp_path / "broker" / "data").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("software", ALL)
 @pytest.mark.parametrize("mutual", [False, True], ids=["passwords", "certificates"])
 def test_no_rule_has_a_wildcard_over_levels_and_boards_have_no_other_topic(
     tmp_path: Path, tls: list[Path | str], authority: list[Path | str], software: str, mutual: bool
