@@ -69,6 +69,12 @@ class Enrolled:
     authority: tuple[x509.Certificate, ...]
     identity: Identity
 
+    @property
+    def chain(self) -> tuple[x509.Certificate, ...]:
+        """What the board shows: its certificate, and those between it and the root. Nothing that the answer
+        has besides reaches a file."""
+        return (self.identity.certificate, *self.authority[:-1])
+
 
 def enrol(invitation: Invitation, key: ec.EllipticCurvePrivateKey) -> Enrolled:
     """Become a member of a fleet.

@@ -215,7 +215,7 @@ def _mqtt(enrolled: Enrolled, files: IdentityFiles) -> dict[str, Any]:
         values["ca_file"] = str(files.authority)
     elif told.authority != "system":
         values["ca_file"] = str(files.broker_authority)
-    if told.url.partition(":")[0] in ("mqtts", "wss"):
+    if told.url.partition(":")[0].lower() in ("mqtts", "wss"):
         values |= {"cert_file": str(files.certificate), "key_file": str(files.key)}
     if told.protocol != "auto":
         values["protocol"] = told.protocol
@@ -242,7 +242,7 @@ def _keep(
     if told not in ("fleet", "system"):
         write_atomically(files.broker_authority, told.encode())
     write_atomically(authority or files.authority, pem_of(enrolled.authority).encode())
-    write_atomically(certificate or files.certificate, enrolled.answer.certificate.encode())
+    write_atomically(certificate or files.certificate, pem_of(enrolled.chain).encode())
 
 
 def _pending(key_file: Path, invitation: Invitation) -> Path:

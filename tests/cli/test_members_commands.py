@@ -117,6 +117,18 @@ def test_a_device_is_shown_revoked_and_not_twice_replaced(fleet: EnrolmentFleet)
         assert (unknown.returncode, "names no device" in unknown.stderr) == (ExitCode.USAGE, True)
 
 
+def test_a_url_in_capitals_asks_for_the_certificate_all_the_same(tmp_path: Path) -> None:
+    fleet = EnrolmentFleet(tmp_path / "fleet", URL.replace("mqtts", "MQTTS")).start()
+    try:
+        result = enrol(*fleet.invite(), tmp_path / "board", "--no-connect")
+    finally:
+        fleet.stop()
+    assert result.returncode == 0, result.stderr
+    settings = load_agent_settings(tmp_path / "board/agent.yaml")
+    assert settings.mqtt.tls
+    assert settings.mqtt.cert_file is not None
+
+
 def test_codes_that_are_withdrawn_let_nobody_in(fleet: EnrolmentFleet, tmp_path: Path) -> None:
     first, second = fleet.invite("--count", "2")
     fleet.start()
