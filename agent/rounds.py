@@ -24,8 +24,8 @@ round does not follow its dummies.
 
 Of each job the last round that was *decided on* (charged, or sat out) stays on record for good, as charges
 stay in the ledger: neither it nor an earlier one is decided on again, whatever else has been forgotten since.
-Beside it stand the last round of which anything was spooled, fragments or dummies, and the last of which a
-receipt came: see :meth:`Rounds.awaits_receipt`.
+Beside it stand the last round of which fragments or dummies were to leave, and the last of which a receipt
+came: see :meth:`Rounds.awaits_receipt`.
 """
 
 from __future__ import annotations
@@ -128,19 +128,20 @@ class Rounds:
         return 0 if row is None else int(row["round"])
 
     def awaits_receipt(self, job: str) -> bool:
-        """Whether no receipt has come of the last round of a job of which anything was spooled.
+        """Whether no receipt has come of the last round of a job of which anything was to leave.
 
         What this device publishes may then not arrive: over MQTT 3.1.1, a broker acknowledges what its access
-        rules refuse. No other round of the job is decided on before. It follows from receipts alone, and is
-        the same whether the device took part or sat out.
+        rules refuse. No other round of the job is decided on before. A round that another replaces before its
+        update is spooled counts, since it is charged. It follows from receipts alone, and is the same whether
+        the device took part or sat out.
         """
         row = self._connection.execute(
             "SELECT spooled > receipted FROM decided WHERE job = ?", (job,)
         ).fetchone()
         return row is not None and bool(row[0])
 
-    def note_spooled(self, job: str, number: int) -> None:
-        """Fragments or dummies of a round are in the spool."""
+    def note_leaving(self, job: str, number: int) -> None:
+        """Fragments or dummies of a round are in the spool, or will be: its budget is spent already."""
         self._connection.execute("UPDATE decided SET spooled = max(spooled, ?) WHERE job = ?", (number, job))
 
     def note_receipts(self) -> None:
@@ -204,6 +205,8 @@ class Rounds:
                 " ON CONFLICT (job) DO UPDATE SET round = max(round, excluded.round)",
                 (job, number),
             )
+        if state in (RoundState.CHARGED, RoundState.SITTING_OUT):
+            self.note_leaving(job, number)
 
     def add_energy(self, job: str, number: int, joules: float, source: str) -> None:
         """Add to the energy that a round has taken, as a sensor of the board measures it."""

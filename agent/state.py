@@ -215,7 +215,7 @@ class AgentState(StateDatabase):
     def _put(self, job: str, number: int, fragments: Iterable[SpooledFragment]) -> None:
         if fragments := list(fragments):
             self.spool.put(job, number, fragments)
-            self.rounds.note_spooled(job, number)
+            self.rounds.note_leaving(job, number)
 
     def keep_token_requests(self, job: bytes, number: int, requests: Iterable[Request]) -> None:
         """Keep requests for tokens, before they leave; those of the job's rounds before one go."""

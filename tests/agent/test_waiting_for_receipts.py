@@ -52,6 +52,18 @@ def test_a_device_whose_fragments_never_arrive_spends_one_round_of_a_job(device:
     assert device.charged() == [1, 1], "the next job may be at a broker that is mended"
 
 
+def test_rounds_that_are_replaced_before_anything_leaves_are_no_way_round_it(device: Device) -> None:
+    """A broker that holds plans back chooses when each arrives."""
+    for number in range(1, 4):
+        device.take_plan(plan(number), confirmed=False)
+        device.give()
+        while device.is_ready and number not in device.charged():
+            device.clock.advance(max(device.cycle.due_in_s(), 1e-6))
+            device.cycle.advance()
+    device.advance()
+    assert device.charged() == [1]
+
+
 def test_one_receipt_is_enough_and_one_is_wanted_of_each_round(device: Device) -> None:
     goes_by(device, 1)
     receipts(device, 1)
