@@ -12,7 +12,7 @@ from typing import Final
 
 from coordinator.announcer import Announcer
 from coordinator.database import Database
-from coordinator.keys import load_opener, load_signer
+from coordinator.keys import client_id, load_opener, load_signer
 from coordinator.queue import JobState, Queue, QueuedJob, next_in
 from coordinator.running_job import Preparation, RunningJob, end_untold, submit
 from coordinator.settings import FIRST_JOB, CoordinatorSettings, FleetSettings
@@ -63,7 +63,7 @@ class Coordinator:
             subscriptions.append(Subscription(self._topics.asks))
         self._session = MqttSession(
             settings.mqtt,
-            client_id=f"dpagent-coordinator-{settings.fleet}",
+            client_id=client_id(settings.keys_dir, settings.fleet),
             subscriptions=subscriptions,
             persistent=True,
         )

@@ -6,6 +6,7 @@ coordinator by its key, and a new job must keep it.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,20 @@ def load_signer(keys_dir: Path, fleet: str) -> Signer:
         StorageError, ConfigurationError: The key cannot be kept secret or read.
     """
     return Signer(read_key(keys_dir / "signing.key", new_signing_secret, remedy=_REMEDY), fleet)
+
+
+def client_id(keys_dir: Path, fleet: str) -> str:
+    """By what the broker knows the coordinator's session, the same after each restart.
+
+    Brokers let any user take a session over whose id it gives: a board that knew this one could keep the
+    coordinator offline, and empty its queue. So it follows from the signing key, one way.
+
+    Raises:
+        StorageError, ConfigurationError: The key cannot be kept secret or read.
+    """
+    secret = read_key(keys_dir / "signing.key", new_signing_secret, remedy=_REMEDY)
+    name = hashlib.blake2b(secret, digest_size=8, person=b"mqtt client id").hexdigest()
+    return f"dpagent-coordinator-{fleet}-{name}"
 
 
 def load_opener(keys_dir: Path, fleet: str) -> Opener:

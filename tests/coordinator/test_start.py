@@ -13,6 +13,7 @@ from coordinator.keys import load_opener, load_signer
 from coordinator.reader import StoreReader
 from coordinator.settings import FleetSettings, load_fleet_settings
 from dpagent.errors import ConfigurationError, DataError, DpagentError, PlanError, StateInUseError
+from dpagent.transport.session import MqttSession
 from dpagent.transport.settings import MqttSettings
 
 
@@ -54,6 +55,27 @@ def test_what_does_not_define_the_job_may_change(tmp_path: Path) -> None:
     make_and_free(
         settings_of(tmp_path, devices=9, round={"deadline_s": 99}, mqtt={"url": "mqtt://elsewhere"})
     )
+
+
+def test_the_coordinators_session_is_its_own_at_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker lets any user take over a session whose id it knows, and with it the messages that wait."""
+    ids: list[str] = []
+    begun = MqttSession.__init__
+
+    def noted(self: MqttSession, *args: Any, client_id: str, **others: Any) -> None:
+        ids.append(client_id)
+        begun(self, *args, client_id=client_id, **others)
+
+    monkeypatch.setattr(MqttSession, "__init__", noted)
+    for directory in ("one", "one", "other"):
+        (tmp_path / directory).mkdir(exist_ok=True)
+        make_and_free(settings_of(tmp_path / directory))
+    first, again, other = ids
+    assert first == again
+    assert first != other
+    assert all(each.startswith("dpagent-coordinator-testers-") for each in ids)
 
 
 def test_a_restart_keeps_job_and_keys(tmp_path: Path) -> None:
