@@ -205,11 +205,12 @@ def test_the_processes_end_with_the_engine_and_keep_no_connection_open() -> None
 
 
 PARENT = """
-import os, sys, time
+import os, signal, sys, time
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.parallel_engine import ParallelEngine
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background job ignores it.
 engine = ParallelEngine(NumpyEngine(built_in("digits"), microbatch=4, products="stacked"), 3)
 print("made", flush=True)
 time.sleep(60)
