@@ -86,7 +86,7 @@ class LatestModel:
         self._requests += 1
         if self._requests >= _REQUESTS:
             self._settle(asset, is_finished=is_finished)
-            log.warning("the model of the finished job did not come whole; is it too large for the broker?")
+            log.warning("the latest model did not come whole; is it too large for the broker?")
 
     def take(self, asset: AssetTerms, data: bytes) -> None:
         """Begin to replace the file, if it is another. Raises nothing, and waits for nothing.
@@ -204,10 +204,10 @@ class _Writing(threading.Thread):
         try:
             self._write()
         except StorageError as error:
-            log.error("the model of the finished job is not kept: %s", error)
+            log.error("the latest model is not kept: %s", error)
             return
         self.is_another = True
-        log.info("the model of the finished job is in %s", self._file)
+        log.info("the latest model is in %s", self._file)
         for sentence in disagreements(self._data, self._declared):
             log.warning("%s; correct agent.yaml, or ask the operator", sentence)
 

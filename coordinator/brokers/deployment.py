@@ -17,6 +17,8 @@ MESSAGE_BYTES: Final = 65_536
 QUEUED_MESSAGES: Final = 100_000
 """Messages that wait for one subscriber: fragments while the coordinator is away or busy."""
 QUEUED_BYTES: Final = 256 << 20
+BOARDS: Final = "board"
+"""The user that boards are which show a certificate and give no name, where a broker wants one."""
 
 assert MAX_PACKET_BYTES <= MESSAGE_BYTES
 

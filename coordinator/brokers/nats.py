@@ -13,6 +13,7 @@ import shutil
 from typing import ClassVar, Final
 
 from coordinator.brokers.deployment import (
+    BOARDS,
     MESSAGE_BYTES,
     Command,
     Deployment,
@@ -23,8 +24,6 @@ from coordinator.brokers.deployment import (
 )
 from dpagent.protocol.access import Role
 
-BOARDS: Final = "board"
-"""The user that boards are which show a certificate and give no name."""
 _DELIVERY: Final = "$MQTT.sub.>"
 """What a session at QoS 1 reads its messages from. No client can subscribe to it."""
 _ROOM: Final = 1_024

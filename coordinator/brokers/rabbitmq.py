@@ -17,6 +17,7 @@ import shutil
 from typing import Any, ClassVar, Final
 
 from coordinator.brokers.deployment import (
+    BOARDS,
     MESSAGE_BYTES,
     QUEUED_MESSAGES,
     Command,
@@ -28,8 +29,6 @@ from coordinator.brokers.deployment import (
 )
 from dpagent.protocol.access import Role
 
-BOARDS: Final = "board"
-"""The user that boards are which show a certificate and give no name."""
 _EXCHANGE: Final = "amq.topic"
 _OWN_QUEUES: Final = r"^mqtt-subscription-.*$"
 _QUEUES: Final = r"^(amq\.topic|mqtt-subscription-.*)$"

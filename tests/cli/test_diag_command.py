@@ -327,7 +327,7 @@ def test_the_pack_of_a_whole_job_is_that_of_a_neighbour(tmp_path: Path, mosquitt
 
 
 def has_the_model(agent: Program) -> bool:
-    return "model of the finished job is in" in agent.said()
+    return "the latest model is in" in agent.said()
 
 
 def comparable(parts: dict[str, str], directory: Path) -> dict[str, str]:
