@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
-from agent.spool import UNSCHEDULED
 from agent.state import AgentState
 from dpagent import faults
 from dpagent.clock import Clock
@@ -152,7 +151,7 @@ class Publisher:
             of = self._window.plan.job.hex(), self._window.plan.round
             pending = self._state.spool.pending()
             times = [
-                time if pending[digest] == of else UNSCHEDULED
+                time if pending[digest] == of else None
                 for time, digest in zip(self._times(self._window, count=len(pending)), pending, strict=True)
             ]
             self._state.reschedule(zip(times, pending, strict=True))

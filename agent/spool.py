@@ -4,15 +4,14 @@ A fragment is sealed each time that it leaves, so that the broker cannot tell a 
 
 A fragment is ``waiting`` until it is first published, then ``sent`` until a receipt
 (``counted``) or the end of its round (``expired``). Its bytes are dropped then; its row
-remains for the statistics until another job begins, or until there are too many. Due times use the
-monotonic clock, which setting the board's clock does not change; after a start they are drawn again.
-``first_sent_at`` is a Unix time.
+remains for the statistics until another job begins, or until there are too many. ``first_sent_at`` is a
+Unix time. Due times are in memory alone, which spares the disk: they use the monotonic clock, which setting
+the board's clock does not change, and are drawn again after a start.
 """
 
 from __future__ import annotations
 
 import sqlite3
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -20,9 +19,6 @@ from typing import Final
 from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import receipt_digest
 from dpagent.protocol.messages import Fragment
-
-UNSCHEDULED = sys.float_info.max
-"""``due_at`` of a fragment whose time is not drawn yet."""
 
 _PENDING: Final = "state IN ('waiting', 'sent')"
 _SETTLED_KEPT: Final = 100_000
@@ -37,40 +33,40 @@ class SpooledFragment:
     Attributes:
         digest: of its id, as receipts name it.
         message: the encoded fragment, not sealed.
-        due_at: monotonic seconds.
+        due_at: monotonic seconds; None while its time is not drawn.
     """
 
     digest: bytes
     message: bytes
-    due_at: float
+    due_at: float | None = None
 
     @classmethod
     def of(cls, fragment: Fragment) -> SpooledFragment:
         """A fragment as it is spooled; its time is drawn once it is on disk."""
-        return cls(receipt_digest(fragment.id), encode(fragment), UNSCHEDULED)
+        return cls(receipt_digest(fragment.id), encode(fragment))
 
 
 def create_spool(connection: sqlite3.Connection) -> None:
     """Migration: the tables of fragments and of their messages, which go when a fragment is settled.
 
     They are two, because a row is written again when its fragment is sent and when it is counted, and a
-    message is large.
+    message is large. Rows stand in the order in which they came, so that those of a round share few pages.
     """
     connection.execute(
         """CREATE TABLE fragments (
-            digest BLOB PRIMARY KEY,
+            number INTEGER PRIMARY KEY,
+            digest BLOB NOT NULL UNIQUE,
             job TEXT NOT NULL,
             round INTEGER NOT NULL,
             state TEXT NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'sent', 'counted', 'expired')),
-            due_at REAL NOT NULL,
             first_sent_at REAL
-        ) STRICT, WITHOUT ROWID"""
+        ) STRICT"""
     )
-    connection.execute(f"CREATE INDEX pending ON fragments (due_at) WHERE {_PENDING}")
-    connection.execute("CREATE INDEX by_round ON fragments (job, round, state)")
+    connection.execute(f"CREATE INDEX pending ON fragments (job, round) WHERE {_PENDING}")
+    connection.execute("CREATE INDEX by_round ON fragments (job, round)")
     connection.execute(
         """CREATE TABLE messages (
-            digest BLOB PRIMARY KEY REFERENCES fragments ON DELETE CASCADE,
+            digest BLOB PRIMARY KEY REFERENCES fragments (digest) ON DELETE CASCADE,
             message BLOB NOT NULL
         ) STRICT, WITHOUT ROWID"""
     )
@@ -78,6 +74,15 @@ def create_spool(connection: sqlite3.Connection) -> None:
         """CREATE TRIGGER settled AFTER UPDATE OF state ON fragments WHEN NEW.state IN ('counted', 'expired')
         BEGIN DELETE FROM messages WHERE digest = NEW.digest; END"""
     )
+
+
+_TIMES: Final = (
+    "CREATE TEMP TABLE IF NOT EXISTS times (digest BLOB PRIMARY KEY, due_at REAL NOT NULL) WITHOUT ROWID",
+    "CREATE INDEX IF NOT EXISTS temp.by_time ON times (due_at)",
+    """CREATE TEMP TRIGGER IF NOT EXISTS timeless
+        AFTER UPDATE OF state ON fragments WHEN NEW.state IN ('counted', 'expired')
+        BEGIN DELETE FROM times WHERE digest = NEW.digest; END""",
+)
 
 
 class Spool:
@@ -89,6 +94,8 @@ class Spool:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        for statement in _TIMES:
+            connection.execute(statement)
 
     def put(self, job: str, round_number: int, fragments: Iterable[SpooledFragment]) -> None:
         """Add fragments. Must run inside the transaction that notes the round as spooled.
@@ -97,12 +104,13 @@ class Spool:
         """
         fragments = list(fragments)
         self._connection.executemany(
-            "INSERT INTO fragments (digest, job, round, due_at) VALUES (?, ?, ?, ?)",
-            [(each.digest, job, round_number, each.due_at) for each in fragments],
+            "INSERT INTO fragments (digest, job, round) VALUES (?, ?, ?)",
+            [(each.digest, job, round_number) for each in fragments],
         )
         self._connection.executemany(
             "INSERT INTO messages VALUES (?, ?)", [(each.digest, each.message) for each in fragments]
         )
+        self.reschedule((each.due_at, each.digest) for each in fragments)
         self._connection.execute(
             f"DELETE FROM fragments WHERE NOT {_PENDING}"
             f" AND (SELECT count(*) FROM fragments WHERE NOT {_PENDING}) > ?",
@@ -111,17 +119,14 @@ class Spool:
 
     def next_due_at(self) -> float | None:
         """Due time of the next fragment."""
-        row = self._connection.execute(
-            f"SELECT due_at FROM fragments JOIN messages USING (digest) WHERE {_PENDING}"
-            " ORDER BY due_at LIMIT 1"
-        ).fetchone()
-        return None if row is None else float(row[0])
+        due_at: float | None = self._connection.execute("SELECT min(due_at) FROM times").fetchone()[0]
+        return due_at
 
     def due(self, now: float, limit: int) -> list[SpooledFragment]:
         """Up to ``limit`` due fragments, earliest first."""
         rows = self._connection.execute(
-            f"SELECT digest, message, due_at FROM fragments JOIN messages USING (digest) WHERE {_PENDING}"
-            " AND due_at <= ? ORDER BY due_at LIMIT ?",
+            "SELECT digest, message, due_at FROM times JOIN messages USING (digest)"
+            " WHERE due_at <= ? ORDER BY due_at LIMIT ?",
             (now, limit),
         )
         return [SpooledFragment(*row) for row in rows]
@@ -131,17 +136,22 @@ class Spool:
         rows = self._connection.execute(f"SELECT digest, job, round FROM fragments WHERE {_PENDING}")
         return {digest: (job, number) for digest, job, number in rows}
 
-    def reschedule(self, times: Iterable[tuple[float, bytes]]) -> None:
-        """Set ``due_at`` of fragments by ``(due_at, digest)``."""
-        self._connection.executemany("UPDATE fragments SET due_at = ? WHERE digest = ?", list(times))
+    def reschedule(self, times: Iterable[tuple[float | None, bytes]]) -> None:
+        """Set ``due_at`` of pending fragments by ``(due_at, digest)``; None takes their time away."""
+        for due_at, digest in times:
+            if due_at is None:
+                self._connection.execute("DELETE FROM times WHERE digest = ?", (digest,))
+            else:
+                self._connection.execute("REPLACE INTO times VALUES (?, ?)", (digest, due_at))
 
     def mark_sent(self, digest: bytes, now: float, resend_at: float) -> None:
         """Note that a fragment was published; without a receipt it is resent at ``resend_at``."""
         self._connection.execute(
-            "UPDATE fragments SET state = 'sent', due_at = ?, "
-            f"first_sent_at = coalesce(first_sent_at, ?) WHERE digest = ? AND {_PENDING}",
-            (resend_at, now, digest),
+            "UPDATE fragments SET state = 'sent', first_sent_at = coalesce(first_sent_at, ?)"
+            f" WHERE digest = ? AND {_PENDING}",
+            (now, digest),
         )
+        self._connection.execute("UPDATE times SET due_at = ? WHERE digest = ?", (resend_at, digest))
 
     def mark_counted(self, digests: Sequence[bytes]) -> int:
         """Drop the fragments in a receipt, also of a closed round; return the number of ours."""

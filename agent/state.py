@@ -277,10 +277,9 @@ class AgentState(StateDatabase):
         faults.reached(FaultPoint.AGENT_RECEIPTED)
         return counted
 
-    def reschedule(self, times: Iterable[tuple[float, bytes]]) -> None:
+    def reschedule(self, times: Iterable[tuple[float | None, bytes]]) -> None:
         """Give pending fragments new times."""
-        with self.written():
-            self.spool.reschedule(times)
+        self.spool.reschedule(times)
         faults.reached(FaultPoint.AGENT_TIMES_DRAWN)
 
     def expire_other_rounds(self, job: str, round_number: int, now: float) -> int:

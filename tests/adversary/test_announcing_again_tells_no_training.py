@@ -49,7 +49,7 @@ def left_at(directory: Path, training_s: float, again_after_s: float, kind: str)
         device.give()
         slow.pass_time(8 * SLOT_S)
         rows = device.state.connection.execute(
-            "SELECT DISTINCT due_at FROM fragments JOIN messages USING (digest) WHERE job = ?",
+            "SELECT DISTINCT due_at FROM times JOIN fragments USING (digest) WHERE job = ?",
             (plan().job.hex(),),
         )
         return [float(row[0]) - began for row in rows]

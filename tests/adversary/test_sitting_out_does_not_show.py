@@ -154,7 +154,7 @@ def times_of(
 
 
 def due_times(device: Device) -> list[float]:
-    rows = device.state.connection.execute("SELECT due_at FROM fragments JOIN messages USING (digest)")
+    rows = device.state.connection.execute("SELECT due_at FROM times")
     return [row[0] for row in rows]
 
 
@@ -208,7 +208,7 @@ def left_at(directory: Path, after: float, kind: str, slots: int, **limits: Any)
         device.give()
         slow.pass_time(8 * SLOT_S)
         rows = device.state.connection.execute(
-            "SELECT DISTINCT due_at FROM fragments JOIN messages USING (digest) WHERE job = ?",
+            "SELECT DISTINCT due_at FROM times JOIN fragments USING (digest) WHERE job = ?",
             (plan().job.hex(),),
         )
         return [float(row[0]) - began_at for row in rows]
@@ -248,9 +248,7 @@ def left_with_failures(
             slow.pass_time(10.0)
             if again == "again":
                 device.take_plan(plan(deadline=soon))
-        rows = device.state.connection.execute(
-            "SELECT DISTINCT due_at FROM fragments JOIN messages USING (digest)"
-        )
+        rows = device.state.connection.execute("SELECT DISTINCT due_at FROM times")
         return [float(row[0]) - began_at for row in rows]
 
 

@@ -50,7 +50,7 @@ cheap_reports = functools.partial(report_plan, release={"noise_multipliers": [10
 def window_of(device: Device, number: int, job: bytes) -> float:
     """When the fragments of a round leave, which is at a point of the device's grid."""
     rows = device.state.connection.execute(
-        "SELECT DISTINCT due_at FROM fragments JOIN messages USING (digest) WHERE job = ? AND round = ?",
+        "SELECT DISTINCT due_at FROM times JOIN fragments USING (digest) WHERE job = ? AND round = ?",
         (job.hex(), number),
     ).fetchall()
     assert len(rows) == 1, rows

@@ -54,7 +54,7 @@ def test_a_round_is_run_once_however_often_it_is_announced(device: Device) -> No
     assert device.charged() == [1]
     (digests,) = device.pending().values()
     assert len(digests) == RoundTask.of(plan).release.blocks
-    rows = device.state.connection.execute("SELECT min(due_at), max(due_at) FROM fragments").fetchone()
+    rows = device.state.connection.execute("SELECT min(due_at), max(due_at) FROM times").fetchone()
     opens_at = arrived_at + plan.compute_slot_s
     # Slots begin on the grid, a quarter of a period after the decision did or later.
     assert opens_at <= rows[0] < rows[1] <= opens_at + 1.25 * PERIOD_S + plan.jitter_window_s

@@ -43,7 +43,7 @@ def state_of(device: Device, plan: Plan) -> RoundState:
 
 
 def due_times(device: Device) -> list[float]:
-    rows = device.state.connection.execute("SELECT due_at FROM fragments JOIN messages USING (digest)")
+    rows = device.state.connection.execute("SELECT due_at FROM times")
     return sorted(row[0] for row in rows)
 
 

@@ -16,7 +16,7 @@ from observers import Observer
 from scipy import stats
 
 from agent.publisher import Publisher
-from agent.spool import UNSCHEDULED, SpooledFragment
+from agent.spool import SpooledFragment
 from agent.state import AgentState
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.topics import Topics
@@ -67,16 +67,14 @@ def message(number: int) -> bytes:
     return b"message %d" % number
 
 
-def spool(state: AgentState, count: int, due_at: float = UNSCHEDULED) -> None:
+def spool(state: AgentState, count: int, due_at: float | None = None) -> None:
     fragments = [SpooledFragment(digest(number), message(number), due_at) for number in range(count)]
     with transaction(state.connection):
         state.spool.put(PLAN.job.hex(), PLAN.round, fragments)
 
 
 def due_times(state: AgentState) -> list[float]:
-    rows = state.connection.execute(
-        "SELECT due_at FROM fragments JOIN messages USING (digest) ORDER BY due_at"
-    )
+    rows = state.connection.execute("SELECT due_at FROM times JOIN messages USING (digest) ORDER BY due_at")
     return [row[0] for row in rows]
 
 
@@ -110,7 +108,7 @@ def test_times_are_uniform_in_the_window_and_say_nothing_of_the_order(
     spool(state, 2_000)
     publisher.open_window(PLAN, clock.monotonic())
     publisher.draw_times()
-    rows = state.connection.execute("SELECT digest, due_at FROM fragments ORDER BY digest").fetchall()
+    rows = state.connection.execute("SELECT digest, due_at FROM times ORDER BY digest").fetchall()
     times = [(row["due_at"] - clock.monotonic() - SLOT_S) / JITTER_S for row in rows]
     assert stats.kstest(times, "uniform").pvalue > 1e-6
     assert stats.spearmanr(range(len(times)), times).pvalue > 1e-6

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.spool import UNSCHEDULED, Spool, SpooledFragment, create_spool
+from agent.spool import Spool, SpooledFragment, create_spool
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_what_is_due_comes_earliest_first_and_no_more_than_is_asked_for(spool: S
 def test_what_has_no_time_yet_is_never_due(connection: sqlite3.Connection) -> None:
     spool = Spool(connection)
     assert spool.next_due_at() is None
-    spool.put("job", 1, [SpooledFragment(b"a", b"message", UNSCHEDULED)])
+    spool.put("job", 1, [SpooledFragment(b"a", b"message")])
     assert spool.due(1e300, 10) == []
     spool.reschedule([(5.0, b"a")])
     assert spool.next_due_at() == 5.0
