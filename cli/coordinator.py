@@ -92,7 +92,7 @@ def status(
     from dpagent.protocol.tokens import LINKABILITY_MEANINGS
 
     settings = coordinator_settings(config)
-    reader = StoreReader(settings.state_dir, job)
+    reader = StoreReader(settings.store_place, job)
     try:
         queued, rounds, counters = reader.queued(), reader.rounds(), reader.counters()
         waiting = [each for each in reader.jobs() if not each.state.is_over]

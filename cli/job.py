@@ -233,10 +233,10 @@ def _trouble(queued: QueuedJob) -> str | None:
 @contextlib.contextmanager
 def _queue(settings: CoordinatorSettings) -> Iterator[Queue]:
     """The queue of a coordinator, for a command that writes to it."""
-    from coordinator.database import Database
+    from coordinator.database.opening import open_beside
     from coordinator.queue import Queue
 
-    database = Database.beside_the_daemon(settings.state_dir)
+    database = open_beside(settings.store_place)
     try:
         yield Queue(database)
     finally:
@@ -245,10 +245,10 @@ def _queue(settings: CoordinatorSettings) -> Iterator[Queue]:
 
 def _change(config: Path | None, change: Callable[[Queue], QueuedJob]) -> QueuedJob:
     """Change a job of a queue, if there is one."""
-    from coordinator.database import database_file
+    from coordinator.database.opening import is_there
 
     settings = coordinator_settings(config)
-    if not database_file(settings.state_dir).exists():
+    if not is_there(settings.store_place):
         raise ConfigurationError(NO_JOB)
     with _queue(settings) as queue:
         return change(queue)
@@ -282,13 +282,13 @@ def _history(
 ) -> list[tuple[QueuedJob, list[RoundRecord], tuple[BudgetStatement, ...]]]:
     """All jobs, with their rounds and what they have spent."""
     from coordinator.columns import spent_in
-    from coordinator.database import database_file
+    from coordinator.database.opening import is_there
     from coordinator.reader import StoreReader
 
-    if not database_file(settings.state_dir).exists():
+    if not is_there(settings.store_place):
         return []
     found = []
-    with contextlib.closing(StoreReader(settings.state_dir)) as reader:
+    with contextlib.closing(StoreReader(settings.store_place)) as reader:
         for queued in reader.jobs():
             rounds = reader.rounds_of(queued.number)
             found.append((queued, rounds, spent_in(queued.job, rounds)))

@@ -293,6 +293,7 @@ class Cycle:
                 "round %d closes at its deadline with %d of %s, at least %d of every block",
                 task.plan.round, progress.counted, counted(progress.expected, "fragment"), progress.scarcest,
             )  # fmt: skip
+        self._store.stop_counting(task.plan.round, self._clock.unix(), seats=self._settings.seats)
         sums = self._store.sums(task.plan.round, groups=self._settings.aggregation.dealt)
         match task.release:
             case NoisySum(second_moments=SecondMoments() as moments) as release:

@@ -11,7 +11,7 @@ import threading
 from typing import Final
 
 from coordinator.announcer import Announcer
-from coordinator.database import Database
+from coordinator.database.opening import open_database
 from coordinator.keys import client_id, load_opener, load_signer
 from coordinator.queue import JobState, Queue, QueuedJob, next_in
 from coordinator.running_job import Preparation, RunningJob, end_untold, submit
@@ -24,7 +24,7 @@ from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Verifier
 from dpagent.protocol.topics import Topics
 from dpagent.service_manager import ServiceManager
-from dpagent.storage import StateDirectory, disk_errors
+from dpagent.storage import StateDirectory
 from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received
 from dpagent.transport.session import MqttSession, Subscription
 from dpagent.wording import counted
@@ -74,11 +74,11 @@ class Coordinator:
             self._signer = load_signer(settings.keys_dir, settings.fleet)
             self._verifier = Verifier(self._signer.public_key, settings.fleet)
             self._opener = load_opener(settings.keys_dir, settings.fleet)
-            self._database = Database(settings.state_dir)
+            self._database = open_database(settings.store_place)
             held.callback(self._database.close)
             self._queue = Queue(self._database)
             self._version = -1
-            with disk_errors(self._database.file):
+            with self._database.errors():
                 self._take_stock()
             self._held = held.pop_all()
 
@@ -123,7 +123,7 @@ class Coordinator:
                 return True
             # The session handles network errors; errors here are the disk's.
             manager = ServiceManager()
-            with disk_errors(self._database.file), self._session:
+            with self._database.errors(), self._session:
                 manager.ready()
                 while not stop.is_set():
                     manager.alive()

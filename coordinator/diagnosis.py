@@ -8,7 +8,7 @@ from contextlib import closing
 from importlib.util import find_spec
 from typing import Final
 
-from coordinator.database import database_file
+from coordinator.database.opening import is_there
 from coordinator.passed_rounds import in_words
 from coordinator.queue import QueuedJob, current_in
 from coordinator.reader import RoundRecord, StoreReader
@@ -85,8 +85,8 @@ def _jobs(settings: CoordinatorSettings) -> Iterator[Finding]:
     rounds: list[RoundRecord] = []
     passed = 0
     try:
-        if database_file(settings.state_dir).exists():
-            with closing(StoreReader(settings.state_dir)) as reader:
+        if is_there(settings.store_place):
+            with closing(StoreReader(settings.store_place)) as reader:
                 jobs, rounds = reader.jobs(), reader.rounds()
                 if (current := current_in(jobs)) is not None:
                     passed = reader.passed_round_of(current.number)

@@ -102,7 +102,12 @@ class Intake:
             self._store.reject(reason, count)
         if not opened or self._task is None:
             return
-        result = self._store.count(opened, self._task.plan.round, seats=self._settings.devices)
+        result = self._store.count(
+            opened,
+            self._task.plan.round,
+            seats=self._settings.seats,
+            keeps_values=self._settings.keeps_values,
+        )
         if result.unseated:
             log.warning(
                 "rejected %s: %s. More came than from the %s that are expected",
@@ -134,7 +139,9 @@ class Intake:
             if not fragment.dummy:
                 self._require_token(token, fragment)
         values = self._values_of(fragment, task)
-        return OpenedFragment(fragment.id, fragment.round, fragment.position, values, now, fragment.dummy)
+        return OpenedFragment(
+            fragment.id, fragment.round, fragment.position, values, now, fragment.dummy, fragment.payload
+        )
 
     def _require_token(self, token: bytes, fragment: Fragment) -> None:
         """Refuse a fragment that no member has a token for.

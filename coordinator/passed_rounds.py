@@ -6,28 +6,22 @@ with this one's key can have signed.
 
 from __future__ import annotations
 
-import sqlite3
+from coordinator.database.interface import Database, Reader
 
 
-def create_passed_rounds(connection: sqlite3.Connection) -> None:
-    """A step of the schema: the latest such round of each job."""
-    connection.execute(
-        "CREATE TABLE passed_rounds (job INTEGER PRIMARY KEY REFERENCES jobs, number INTEGER NOT NULL) STRICT"
-    )
-
-
-def note_passed_round(connection: sqlite3.Connection, job: int, number: int) -> None:
+def note_passed_round(database: Database, job: int, number: int) -> None:
     """Keep that a round was announced; inside a transaction."""
-    connection.execute(
+    database.execute(
         "INSERT INTO passed_rounds VALUES (?, ?) "
-        "ON CONFLICT (job) DO UPDATE SET number = max(number, excluded.number)",
+        "ON CONFLICT (job) DO UPDATE SET number = excluded.number "
+        "WHERE excluded.number > passed_rounds.number",
         (job, number),
     )
 
 
-def passed_round(connection: sqlite3.Connection, job: int) -> int:
+def passed_round(database: Reader, job: int) -> int:
     """The latest round of a job that was announced without being in the database; 0: none."""
-    row = connection.execute("SELECT number FROM passed_rounds WHERE job = ?", (job,)).fetchone()
+    row = database.execute("SELECT number FROM passed_rounds WHERE job = ?", (job,)).fetchone()
     return 0 if row is None else int(row[0])
 
 

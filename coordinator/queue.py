@@ -7,7 +7,6 @@ it: of two that come together, the second finds what the first one left.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,14 +14,13 @@ from typing import Annotated, Final
 
 from pydantic import StringConstraints, ValidationError
 
-from coordinator.database import Database
+from coordinator.database.interface import Database, Reader
 from coordinator.job import Job
 from coordinator.model_state import ModelState
 from coordinator.settings import CoordinatorSettings, FleetSettings, JobSettings
 from dpagent import faults
 from dpagent.errors import ConfigurationError, UsageError
 from dpagent.faults import FaultPoint
-from dpagent.storage import disk_errors, transaction
 
 JobName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
 """A job's name, also that of its directory: letters, digits, ``-`` and ``_``."""
@@ -110,9 +108,9 @@ class QueuedJob:
         return settings if self.deadline_s is None else settings.with_deadline(self.deadline_s, where)
 
 
-def jobs_in(connection: sqlite3.Connection) -> list[QueuedJob]:
+def jobs_in(database: Reader) -> list[QueuedJob]:
     """All jobs, in the order of the queue."""
-    rows = connection.execute(f"SELECT {_COLUMNS} FROM jobs ORDER BY number")
+    rows = database.execute(f"SELECT {_COLUMNS} FROM jobs ORDER BY number")
     return [
         QueuedJob(
             row["number"], row["name"], Job.read(row["id"], row["terms"], row["budget"]), row["settings"],
@@ -165,12 +163,12 @@ class Queue:
     """
 
     def __init__(self, database: Database) -> None:
-        self._database, self._connection = database, database.connection
+        self._database = database
 
     def jobs(self) -> list[QueuedJob]:
         """All jobs, in their order."""
-        with disk_errors(self._database.file):
-            return jobs_in(self._connection)
+        with self._database.errors():
+            return jobs_in(self._database)
 
     def require_free(self, name: str) -> None:
         """Refuse the name of a job that is in the queue.
@@ -190,9 +188,9 @@ class Queue:
         Raises:
             ConfigurationError: There is one of that name already.
         """
-        with disk_errors(self._database.file), transaction(self._connection):
+        with self._database.transaction():
             self.require_free(name)
-            self._connection.execute(
+            self._database.execute(
                 "INSERT INTO jobs (name, id, terms, budget, settings, state, added_at) "
                 "VALUES (?, ?, ?, ?, ?, 'waiting', ?)",
                 (name, *job.stored(), settings, now),
@@ -207,24 +205,22 @@ class Queue:
         Returns:
             Whether it has begun, and was not cancelled or paused in this moment.
         """
-        with disk_errors(self._database.file), transaction(self._connection):
-            begun = self._connection.execute(
+        with self._database.transaction():
+            begun = self._database.execute(
                 "UPDATE jobs SET state = 'running', begun_at = ?, trouble = NULL "
-                "WHERE number = ? AND state = 'waiting' AND NOT paused",
+                "WHERE number = ? AND state = 'waiting' AND paused = 0",
                 (now, number),
             )
             if begun.rowcount:
-                self._connection.execute(
-                    "INSERT INTO models VALUES (?, ?, ?, ?, ?)", (number, *model.stored())
-                )
+                self._database.execute("INSERT INTO models VALUES (?, ?, ?, ?, ?)", (number, *model.stored()))
             faults.reached(FaultPoint.COORDINATOR_JOB_WRITTEN)
         faults.reached(FaultPoint.COORDINATOR_JOB_BEGUN)
         return bool(begun.rowcount)
 
     def renew_settings(self, number: int, settings: str) -> None:
         """Note the settings of a job anew, whose terms are as they were."""
-        with disk_errors(self._database.file), transaction(self._connection):
-            self._connection.execute("UPDATE jobs SET settings = ? WHERE number = ?", (settings, number))
+        with self._database.transaction():
+            self._database.execute("UPDATE jobs SET settings = ? WHERE number = ?", (settings, number))
 
     def pause(self, name: str, trouble: str | None = None) -> QueuedJob:
         """Open no further round of a job until it is resumed; one that is open closes as it would.
@@ -295,18 +291,18 @@ class Queue:
         return self._change(
             name,
             _require_going_on,
-            "UPDATE jobs SET sends_model = ?, ended_at = iif(state = 'waiting', ?, NULL), "
-            "state = iif(state = 'waiting', 'cancelled', 'cancelling') WHERE number = ?",
-            lambda each: (sends_model, now, each.number),
+            "UPDATE jobs SET sends_model = ?, ended_at = CASE WHEN state = 'waiting' THEN ? ELSE NULL END, "
+            "state = CASE WHEN state = 'waiting' THEN 'cancelled' ELSE 'cancelling' END WHERE number = ?",
+            lambda each: (int(sends_model), now, each.number),
         )
 
     def end(self, number: int, now: float) -> None:
         """Mark a job as over: as cancelled if it is to be, and else as finished."""
         faults.reached(FaultPoint.COORDINATOR_SAID_GOODBYE)
-        with disk_errors(self._database.file), transaction(self._connection):
-            self._connection.execute(
+        with self._database.transaction():
+            self._database.execute(
                 "UPDATE jobs SET ended_at = ?, "
-                "state = iif(state = 'cancelling', 'cancelled', 'finished') "
+                "state = CASE WHEN state = 'cancelling' THEN 'cancelled' ELSE 'finished' END "
                 "WHERE number = ? AND ended_at IS NULL",
                 (now, number),
             )
@@ -319,10 +315,10 @@ class Queue:
         statement: str,
         values: Callable[[QueuedJob], tuple[object, ...]],
     ) -> QueuedJob:
-        with disk_errors(self._database.file), transaction(self._connection):
-            known = find(jobs_in(self._connection), name)
+        with self._database.transaction():
+            known = find(jobs_in(self._database), name)
             require(known)
-            self._connection.execute(statement, values(known))
+            self._database.execute(statement, values(known))
             faults.reached(FaultPoint.QUEUE_CHANGE_WRITTEN)
         faults.reached(FaultPoint.QUEUE_CHANGED)
         return find(self.jobs(), name)

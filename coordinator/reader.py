@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
-from coordinator.database import database_file
+from coordinator.database.opening import open_reader
+from coordinator.database.settings import StorePlace
 from coordinator.job import Job
 from coordinator.passed_rounds import passed_round
 from coordinator.queue import JobState, QueuedJob, current_in, find, jobs_in
-from dpagent.storage import disk_errors, open_readonly
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class StoreReader:
     """Reads what a coordinator keeps of its jobs, or of one of them.
 
     Args:
-        state_dir: The coordinator's state directory.
+        place: Where the coordinator's state is.
         name: Of the job that is read; by default the one that is current when it is first asked for: the one
             that goes on, or else the one that ended last.
 
@@ -53,9 +52,8 @@ class StoreReader:
         StorageError: There is no such database.
     """
 
-    def __init__(self, state_dir: Path, name: str | None = None) -> None:
-        self.file = database_file(state_dir)
-        self._connection = open_readonly(self.file)
+    def __init__(self, place: StorePlace, name: str | None = None) -> None:
+        self._database = open_reader(place)
         self._name, self._number = name, None if name is None else self._find(name)
 
     def _find(self, name: str) -> int:
@@ -67,12 +65,12 @@ class StoreReader:
 
     def close(self) -> None:
         """Close the database."""
-        self._connection.close()
+        self._database.close()
 
     def jobs(self) -> list[QueuedJob]:
         """All jobs, in the order of the queue."""
-        with disk_errors(self.file):
-            return jobs_in(self._connection)
+        with self._database.errors():
+            return jobs_in(self._database)
 
     def queued(self) -> QueuedJob | None:
         """The job that is read, as it is in the queue; None if the queue is empty."""
@@ -97,16 +95,17 @@ class StoreReader:
 
     def passed_round_of(self, number: int) -> int:
         """See :mod:`coordinator.passed_rounds`; of the job at that place of the queue."""
-        with disk_errors(self.file):
-            return passed_round(self._connection, number)
+        with self._database.errors():
+            return passed_round(self._database, number)
 
     def rounds_of(self, number: int) -> list[RoundRecord]:
         """All rounds so far of the job at that place of the queue."""
-        with disk_errors(self.file):
-            rows = self._connection.execute(
+        with self._database.errors():
+            rows = self._database.execute(
                 "SELECT number, opened_at, closed_at, given_up_at, noise_multiplier, epsilon, accuracy, "
                 "clamped, kept, clip_norm, coalesce(out_of_range, '[]') AS out_of_range, least_counted, "
-                "coalesce(fragments, (SELECT count(*) FROM seats WHERE round = number)) AS fragments "
+                "coalesce(fragments, (SELECT CAST(sum(fragments) AS BIGINT) FROM tallies WHERE round = number), 0) "
+                "AS fragments "
                 "FROM rounds WHERE job = ? ORDER BY number",
                 (number,),
             )
@@ -116,8 +115,8 @@ class StoreReader:
 
     def fragments(self) -> dict[bytes, tuple[int, float]]:
         """Round and arrival time (Unix) of every fragment counted in the job, by id."""
-        with disk_errors(self.file):
-            rows = self._connection.execute(
+        with self._database.errors():
+            rows = self._database.execute(
                 "SELECT id, round, arrived_at FROM fragments WHERE job = ?", (self._job,)
             )
             return {row["id"]: (row["round"], row["arrived_at"]) for row in rows}
@@ -130,8 +129,8 @@ class StoreReader:
     def counters(self) -> dict[str, int]:
         """Running totals of the job's messages: ``duplicates``, ``dummies``, ``late``, and ``rejected:
         reason`` by reason."""
-        with disk_errors(self.file):
-            rows = self._connection.execute("SELECT name, value FROM counters WHERE job = ?", (self._job,))
+        with self._database.errors():
+            rows = self._database.execute("SELECT name, value FROM counters WHERE job = ?", (self._job,))
             return {row["name"]: row["value"] for row in rows}
 
     @property

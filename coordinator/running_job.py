@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.announcer import Announcer
 from coordinator.cycle import Cycle
-from coordinator.database import Database
+from coordinator.database.interface import Database
 from coordinator.intake import Intake
 from coordinator.job import Job
 from coordinator.keys import load_ask_opener

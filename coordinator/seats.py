@@ -3,21 +3,24 @@
 A block has as many seats as there are devices. Each fragment draws a ticket, a keyed hash of its id, and
 the least tickets hold the seats. If more fragments arrive, each has the same chance, in whatever order
 they came: a flood that comes first does not shut honest fragments out, and sending one again draws nothing
-new. The order of the tickets also deals a block's fragments to groups.
+new. The order of the tickets also deals a block's fragments to groups. Where each fragment is paid for with a
+member's token nobody can flood, and there are as many seats as fragments.
 
 A dummy takes no seat, and nothing of it is kept. It gets a receipt where a fragment in its place would have a
 seat: otherwise a flood of fragments would tell dummies by the receipts.
 
-A seat keeps its fragment's values, so that it can be given up. Sums are 64-bit integers: the same
-fragments give the same bits in any order.
+**Sums.** The fragments of one batch are added up for each block before they are written: a *partial sum*,
+which no later batch changes, so that programs that count beside each other do not wait for each other. The
+values themselves are kept beside it only where a seat can be lost, or is dealt to a group. All are integers:
+the same fragments give the same bits in any order, in any batches, by any number of programs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import sqlite3
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -25,11 +28,20 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.database.interface import Database
+from dpagent.errors import StorageError
+
 _TICKET_BYTES: Final = 16
+_DIGEST_BYTES: Final = 8
+_ID_BYTES: Final = 16
 _AT_ONCE: Final = 500
 """Ids in one question; SQLite takes 999 or more."""
 _TYPES: Final = {"<i1": 7, "<i2": 15, "<i4": 31, "<i8": 63}
 """Of stored values, with the bits of their magnitude."""
+_COLUMNS: Final = {
+    "id": "BLOB", "job": "INTEGER", "round": "INTEGER", "position": "INTEGER", "ticket": "BLOB",
+    "batch": "INTEGER", "digest": "BLOB", "arrived_at": "REAL",
+}  # fmt: skip
 
 Sums = dict[int, tuple[int, NDArray[np.int64]]]
 """By block position, a number of fragments and their exact integer sum."""
@@ -45,23 +57,26 @@ class OpenedFragment:
     values: NDArray[np.int64]
     arrived_at: float
     dummy: bool = False
+    sent: bytes | None = None
+    """The payload, if it is at hand: it tells the fragment sent again from another one with its id sooner than
+    the values do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
     """The result of counting a batch of fragments."""
 
-    fresh: tuple[bytes, ...]
+    fresh: tuple[bytes, ...] = ()
     """Ids that took a seat now. One may lose it later, to a fragment with a smaller ticket."""
-    repeated: tuple[bytes, ...]
+    repeated: tuple[bytes, ...] = ()
     """Ids that took a seat before: their receipt was lost."""
-    dummies: tuple[bytes, ...]
+    dummies: tuple[bytes, ...] = ()
     """Ids of dummies for which there would be a seat."""
-    unseated: int
+    unseated: int = 0
     """Fragments that found no seat, or lost theirs to another, and dummies without one."""
-    spent: int
+    spent: int = 0
     """Fragments whose id, and so whose token, another fragment has."""
-    late: int
+    late: int = 0
     """Messages with fragments of closed rounds. Only their number is stored: anyone can seal any number
     of them, and storing them would fill the disk. They get no receipt, even if they counted in their round: a
     dummy of a closed round could not get one."""
@@ -72,96 +87,134 @@ class Counted:
         return sorted((*self.fresh, *self.repeated, *self.dummies))
 
 
-def create_seats(connection: sqlite3.Connection) -> None:
-    """Part of a migration: the tables."""
-    connection.execute(
-        """CREATE TABLE seats (
-            round INTEGER NOT NULL, position INTEGER NOT NULL, ticket BLOB NOT NULL, id BLOB NOT NULL,
-            units BLOB NOT NULL, type TEXT NOT NULL, PRIMARY KEY (round, position, ticket)
-        ) STRICT"""
-    )
-    connection.execute(
-        "CREATE TABLE fragments (id BLOB PRIMARY KEY, job INTEGER NOT NULL REFERENCES jobs, "
-        "round INTEGER NOT NULL, position INTEGER NOT NULL, arrived_at REAL NOT NULL) STRICT, WITHOUT ROWID"
-    )
-    connection.execute("CREATE INDEX fragments_by_round ON fragments (job, round)")
-    connection.execute("CREATE TABLE tickets (key BLOB NOT NULL) STRICT")
-    connection.execute("INSERT INTO tickets VALUES (?)", (os.urandom(32),))
-
-
 class Seats:
     """The seats in an open database. What changes them has to run inside a transaction.
 
-    Of all jobs, one round is open at a time, so a seat names no job.
+    Of all jobs, one round is open at a time, so a partial sum names no job.
 
     Args:
-        connection: A database with :func:`create_seats` applied.
+        database: Of the coordinator.
         job: The number of the job whose fragments are seated.
+        counter: Of the program that counts, among those that do.
     """
 
-    def __init__(self, connection: sqlite3.Connection, job: int) -> None:
-        self._connection, self._job = connection, job
+    def __init__(self, database: Database, job: int, counter: int = 0) -> None:
+        self._database, self._job, self._counter = database, job, counter
 
-    def take(self, fragments: Sequence[OpenedFragment], open_round: int, seats: int) -> Counted:
+    def take(
+        self,
+        fragments: Sequence[OpenedFragment],
+        open_round: int,
+        seats: int | None,
+        *,
+        keeps_values: bool = True,
+    ) -> Counted:
         """Seat the fragments of the open round, each once.
 
         Args:
             fragments: checked against the plan.
             open_round: the number of the open round.
-            seats: of each block.
+            seats: of each block; None for as many as come.
+            keeps_values: whether each fragment's values are kept beside their sums; with a number of seats,
+                they have to be.
         """
-        fresh: list[bytes] = []
+        now = [fragment for fragment in fragments if fragment.round == open_round]
+        first: dict[bytes, OpenedFragment] = {}
+        for fragment in now:
+            if not fragment.dummy:
+                first.setdefault(fragment.id, fragment)
+        taken = self.counts(open_round) if seats is not None else {}
+        cuts = self._cuts(open_round, {each.position for each in now}, taken, seats)
+        tickets = {identity: self._ticket(identity) for identity in first}
+        candidates = [
+            each for each in first.values() if tickets[each.id] <= cuts.get(each.position, tickets[each.id])
+        ]
+        batch = int.from_bytes(os.urandom(8), "big") >> 1
+        added = self._database.add_absent(
+            "fragments",
+            _COLUMNS,
+            [
+                (
+                    each.id, self._job, open_round, each.position, tickets[each.id], batch, _digest(each),
+                    each.arrived_at,
+                )
+                for each in candidates
+            ],
+        )  # fmt: skip
+        gained = Counter(first[identity].position for identity in added)
+        lost: set[bytes] = set()
+        if seats is not None:
+            after = Counter(taken) + gained
+            cuts |= self._cuts(open_round, set(gained), after, seats)
+            lost = self._free(open_round, [at for at in gained if after[at] > seats], cuts, gained)
+        self._note(open_round, gained)
+        fresh = [each for each in candidates if each.id in added and each.id not in lost]
+        self._add(batch, open_round, fresh, keeps_values=keeps_values)
+        known = self._known([each.id for each in candidates if each.id not in added])
+        known |= {each.id: (open_round, _digest(each)) for each in fresh}
+        return self._told(now, fresh, known, cuts, lost, late=len(fragments) - len(now))
+
+    def _told(
+        self,
+        now: Sequence[OpenedFragment],
+        fresh: Sequence[OpenedFragment],
+        known: Mapping[bytes, tuple[int, bytes]],
+        cuts: Mapping[int, bytes],
+        lost: set[bytes],
+        *,
+        late: int,
+    ) -> Counted:
+        """What became of each message of a batch that is counted."""
+        waiting = {each.id for each in fresh}
         repeated: list[bytes] = []
         dummies: list[bytes] = []
-        late = unseated = spent = 0
-        taken = self.counts(open_round)
-        known = self._known([fragment.id for fragment in fragments if not fragment.dummy])
-        # Statements are slow one by one: seats that are free are taken together.
-        waiting: list[OpenedFragment] = []
-        taken_now: dict[bytes, OpenedFragment] = {}
-        for fragment in fragments:
-            position = fragment.position
-            has_seat = taken.get(position, 0) < seats
-            if fragment.round != open_round:
-                late += 1
-                continue
-            if not has_seat:
-                self._seat(waiting)
-                waiting = []
-            if fragment.dummy:
-                if has_seat or self._loser_to(fragment) is not None:
-                    dummies.append(fragment.id)
+        unseated, spent = len(lost), 0
+        for each in now:
+            if each.dummy:
+                # As a fragment in its place: with a seat if fewer than all seats have a lesser ticket.
+                cut = cuts.get(each.position)
+                if cut is None or self._ticket(each.id) < cut:
+                    dummies.append(each.id)
                 else:
                     unseated += 1
-            elif fragment.id in known:
-                if self._is_same(fragment, taken_now.get(fragment.id)):
-                    repeated.append(fragment.id)
-                else:
-                    spent += 1
-            elif has_seat:
-                waiting.append(fragment)
-                taken_now[fragment.id] = fragment
-                taken[position] = taken.get(position, 0) + 1
-                fresh.append(fragment.id)
-                known.add(fragment.id)
-            else:
+            elif each.id in lost:
+                lost.remove(each.id)  # It is among those that lost their seats; sent again, it counts again.
+            elif each.id not in known:
                 unseated += 1
-                if (loser := self._loser_to(fragment)) is not None:
-                    self._free(open_round, position, loser)
-                    known.discard(loser)
-                    self._seat([fragment])
-                    taken_now[fragment.id] = fragment
-                    fresh.append(fragment.id)
-                    known.add(fragment.id)
-        self._seat(waiting)
-        return Counted(tuple(fresh), tuple(repeated), tuple(dummies), unseated, spent, late)
+            elif known[each.id] != (each.round, _digest(each)):
+                spent += 1
+            elif each.id in waiting:
+                waiting.remove(each.id)
+            else:
+                repeated.append(each.id)
+        return Counted(
+            tuple(each.id for each in fresh), tuple(repeated), tuple(dummies), unseated, spent, late
+        )
 
     def counts(self, number: int) -> dict[int, int]:
         """Taken seats of a round by position."""
-        rows = self._connection.execute(
-            "SELECT position, count(*) AS taken FROM seats WHERE round = ? GROUP BY position", (number,)
+        rows = self._database.execute(
+            "SELECT position, CAST(sum(fragments) AS BIGINT) AS taken FROM tallies WHERE round = ? "
+            "GROUP BY position",
+            (number,),
         )
-        return {row["position"]: row["taken"] for row in rows}
+        return {row["position"]: int(row["taken"]) for row in rows if row["taken"]}
+
+    def settle(self, number: int, seats: int | None) -> None:
+        """Free the seats that are too many: programs that count beside each other do not see what the others
+        are about to seat.
+
+        Args:
+            number: of the round; nobody counts in it any more.
+            seats: of each block.
+        """
+        if seats is None:
+            return
+        counts = self.counts(number)
+        full = {position for position, count in counts.items() if count > seats}
+        change: Counter[int] = Counter()
+        self._free(number, full, self._cuts(number, full, counts, seats), change)
+        self._note(number, change)
 
     def sums(self, number: int, *, groups: int = 1) -> list[Sums]:
         """Counts and exact integer sums of a round's fragments, dealt to random groups.
@@ -175,76 +228,131 @@ class Seats:
 
         Returns:
             One for each group.
+
+        Raises:
+            StorageError: Values are needed that were not kept.
         """
-        found: list[Sums] = [{} for _ in range(groups)]
-        dealt: dict[int, int] = {}
-        for row in self._connection.execute(
-            "SELECT position, units, type FROM seats WHERE round = ? ORDER BY position, ticket", (number,)
+        counts = self.counts(number)
+        if groups > 1:
+            return self._dealt(number, counts, groups)
+        found: Sums = {}
+        for row in self._database.stream(
+            "SELECT position, fragments, units, type FROM partial_sums WHERE round = ?", (number,)
         ):
-            position, units = row["position"], np.frombuffer(row["units"], row["type"])
-            place = dealt[position] = dealt.get(position, -1) + 1
-            group = found[place % groups]
-            count, total = group.get(position, (0, np.zeros(len(units), np.int64)))
+            units = np.frombuffer(row["units"], row["type"])
+            count, total = found.get(row["position"], (0, np.zeros(len(units), np.int64)))
             total += units
-            group[position] = (count + 1, total)
+            found[row["position"]] = (count + row["fragments"], total)
+        changed = {at: counts.get(at, 0) for at, (count, _) in found.items() if count != counts.get(at, 0)}
+        for position in changed:
+            del found[position]
+        (corrected,) = self._dealt(number, changed, 1)
+        return [found | corrected]
+
+    def _dealt(self, number: int, positions: Iterable[int], groups: int) -> list[Sums]:
+        """See :meth:`sums`: of some blocks, from the values of each fragment."""
+        found: list[Sums] = [{} for _ in range(groups)]
+        for position in positions:
+            values = dict(self._kept(number, position))
+            rows = self._database.execute(
+                "SELECT id FROM fragments WHERE job = ? AND round = ? AND position = ? ORDER BY ticket",
+                (self._job, number, position),
+            )
+            for place, row in enumerate(rows):
+                group = found[place % groups]
+                units = values[row["id"]]
+                count, total = group.get(position, (0, np.zeros(len(units), np.int64)))
+                total += units
+                group[position] = (count + 1, total)
         return found
 
-    def clear(self, number: int) -> None:
-        """Drop the values of a closed round; the ids remain."""
-        self._connection.execute("DELETE FROM seats WHERE round = ?", (number,))
+    def _kept(self, number: int, position: int) -> Iterator[tuple[bytes, NDArray[np.int64]]]:
+        """Ids and values of the fragments of a block."""
+        for row in self._database.stream(
+            "SELECT ids, kept, kept_type FROM partial_sums WHERE round = ? AND position = ?",
+            (number, position),
+        ):
+            if row["kept"] is None:
+                raise StorageError(
+                    f"{self._database.name}: the fragments of round {number} were added up without their values,"
+                    " and aggregation.kind asks for groups of them now. Set it as it was until the round is over."
+                )
+            count = len(row["ids"]) // _ID_BYTES
+            values = np.frombuffer(row["kept"], row["kept_type"]).reshape(count, -1)
+            for place in range(count):
+                yield bytes(row["ids"][place * _ID_BYTES : (place + 1) * _ID_BYTES]), values[place]
 
-    def _known(self, ids: Sequence[bytes]) -> set[bytes]:
-        """Those of the ids that have a seat, or had one in a closed round."""
-        found: set[bytes] = set()
+    def clear(self, number: int) -> None:
+        """Drop the values and sums of a closed round; the ids remain."""
+        self._database.execute("DELETE FROM partial_sums WHERE round = ?", (number,))
+        self._database.execute("DELETE FROM tallies WHERE round = ?", (number,))
+
+    def _cuts(
+        self, number: int, positions: Iterable[int], counts: Mapping[int, int], seats: int | None
+    ) -> dict[int, bytes]:
+        """By position the greatest ticket that holds a seat, of those blocks whose seats are all taken."""
+        found: dict[int, bytes] = {}
+        for position in positions:
+            if seats is None or counts.get(position, 0) < seats:
+                continue
+            row = self._database.execute(
+                "SELECT ticket FROM fragments WHERE job = ? AND round = ? AND position = ? "
+                "ORDER BY ticket LIMIT 1 OFFSET ?",
+                (self._job, number, position, seats - 1),
+            ).fetchone()
+            if row is not None:
+                found[position] = bytes(row["ticket"])
+        return found
+
+    def _free(
+        self, number: int, positions: Iterable[int], cuts: Mapping[int, bytes], change: Counter[int]
+    ) -> set[bytes]:
+        """Take their seats from the fragments beyond a block's greatest ticket, whose ids are returned."""
+        lost: set[bytes] = set()
+        for position in sorted(positions):
+            rows = self._database.execute(
+                "DELETE FROM fragments WHERE job = ? AND round = ? AND position = ? AND ticket > ? RETURNING id",
+                (self._job, number, position, cuts[position]),
+            ).fetchall()
+            change[position] -= len(rows)
+            lost.update(bytes(row["id"]) for row in rows)
+        return lost
+
+    def _note(self, number: int, change: Mapping[int, int]) -> None:
+        """Note how the numbers of taken seats change."""
+        self._database.execute_many(
+            "INSERT INTO tallies VALUES (?, ?, ?, ?) ON CONFLICT (round, position, counter) "
+            "DO UPDATE SET fragments = tallies.fragments + excluded.fragments",
+            [(number, at, self._counter, count) for at, count in sorted(change.items()) if count],
+        )
+
+    def _add(
+        self, batch: int, number: int, fragments: Sequence[OpenedFragment], *, keeps_values: bool
+    ) -> None:
+        """Write the partial sums of a batch."""
+        by_position: defaultdict[int, list[OpenedFragment]] = defaultdict(list)
+        for each in fragments:
+            by_position[each.position].append(each)
+        rows: list[tuple[object, ...]] = []
+        for position, some in by_position.items():
+            values = np.stack([each.values for each in some])
+            kept = (b"".join(each.id for each in some), *_stored(values)) if keeps_values else (None,) * 3
+            rows.append((batch, number, position, len(some), *_stored(values.sum(axis=0)), *kept))
+        self._database.execute_many("INSERT INTO partial_sums VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
+    def _known(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, bytes]]:
+        """Those of the ids that have a seat, or had one in a closed round: the round, and the digest of the
+        fragment."""
+        found: dict[bytes, tuple[int, bytes]] = {}
         for start in range(0, len(ids), _AT_ONCE):
             some = ids[start : start + _AT_ONCE]
             marks = ", ".join("?" * len(some))
-            rows = self._connection.execute(f"SELECT id FROM fragments WHERE id IN ({marks})", some)
-            found.update(row["id"] for row in rows)
+            for row in self._database.execute(
+                f"SELECT id, job, round, digest FROM fragments WHERE id IN ({marks})", some
+            ):
+                number = row["round"] if row["job"] == self._job else 0
+                found[bytes(row["id"])] = (number, bytes(row["digest"]))
         return found
-
-    def _is_same(self, fragment: OpenedFragment, before: OpenedFragment | None) -> bool:
-        """Whether a fragment is the one that has its id already, sent again."""
-        if before is not None:
-            return before.position == fragment.position and np.array_equal(before.values, fragment.values)
-        row = self._connection.execute(
-            "SELECT units, type FROM seats WHERE round = ? AND position = ? AND ticket = ?",
-            (fragment.round, fragment.position, self._ticket(fragment.id)),
-        ).fetchone()
-        return row is not None and (row["units"], row["type"]) == _stored(fragment.values)
-
-    def _seat(self, fragments: Sequence[OpenedFragment]) -> None:
-        if not fragments:
-            return
-        self._connection.executemany(
-            "INSERT INTO fragments VALUES (?, ?, ?, ?, ?)",
-            [(each.id, self._job, each.round, each.position, each.arrived_at) for each in fragments],
-        )
-        self._connection.executemany(
-            "INSERT INTO seats VALUES (?, ?, ?, ?, ?, ?)",
-            [
-                (each.round, each.position, self._ticket(each.id), each.id, *_stored(each.values))
-                for each in fragments
-            ],
-        )
-
-    def _loser_to(self, fragment: OpenedFragment) -> bytes | None:
-        """The id in the block's seat with the greatest ticket, if that is greater than the fragment's."""
-        last = self._connection.execute(
-            "SELECT ticket, id FROM seats WHERE round = ? AND position = ? ORDER BY ticket DESC LIMIT 1",
-            (fragment.round, fragment.position),
-        ).fetchone()
-        if last is None or last["ticket"] < self._ticket(fragment.id):
-            return None
-        return bytes(last["id"])
-
-    def _free(self, number: int, position: int, fragment_id: bytes) -> None:
-        """Take a fragment's seat in a round's block from it."""
-        self._connection.execute(
-            "DELETE FROM seats WHERE round = ? AND position = ? AND ticket = ?",
-            (number, position, self._ticket(fragment_id)),
-        )
-        self._connection.execute("DELETE FROM fragments WHERE id = ?", (fragment_id,))
 
     def _ticket(self, fragment_id: bytes) -> bytes:
         return hashlib.blake2b(fragment_id, key=self._key, digest_size=_TICKET_BYTES).digest()
@@ -252,7 +360,14 @@ class Seats:
     @cached_property
     def _key(self) -> bytes:
         # Nobody who chooses an id knows it, so nobody chooses a ticket.
-        return bytes(self._connection.execute("SELECT key FROM tickets").fetchone()["key"])
+        return bytes(self._database.execute("SELECT key FROM tickets").fetchone()["key"])
+
+
+def _digest(fragment: OpenedFragment) -> bytes:
+    """Tells a fragment that is sent again from another one with its id."""
+    content = fragment.values.astype("<i8").tobytes() if fragment.sent is None else fragment.sent
+    said = fragment.position.to_bytes(4, "big") + content
+    return hashlib.blake2b(said, digest_size=_DIGEST_BYTES).digest()
 
 
 def _stored(values: NDArray[np.int64]) -> tuple[bytes, str]:

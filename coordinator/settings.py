@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal, Self, TypeVar
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticSerializationError
 
+from coordinator.database.settings import StorePlace, StoreSettings
 from coordinator.enrolment_settings import EnrolmentSettings
 from coordinator.job_settings import CapSettings, ModelSettings, OptimiserSettings, PrivacySettings
 from coordinator.token_settings import TokenSettings
@@ -129,6 +130,16 @@ class CoordinatorSettings(Settings):
     enrolment: EnrolmentSettings = EnrolmentSettings()
     tokens: TokenSettings = TokenSettings()
     mqtt: MqttSettings = MqttSettings()
+    store: StoreSettings = StoreSettings()
+
+    @property
+    def store_place(self) -> StorePlace:
+        """Where the coordinator's state is.
+
+        Raises:
+            ConfigurationError: The password of its database cannot be read.
+        """
+        return self.store.address() or self.state_dir
 
     @property
     def revocation_file(self) -> Path:
@@ -307,6 +318,17 @@ class FleetSettings(JobSettings, CoordinatorSettings):
             )
         return self
 
+    @property
+    def seats(self) -> int | None:
+        """Of each block, the fragments that count: as many as there are devices; None where each is paid for
+        with a member's token, so that nobody can flood."""
+        return self.devices if self.linkability == "none" else None
+
+    @property
+    def keeps_values(self) -> bool:
+        """Whether the values of each fragment are kept until its round closes, and not only their sums."""
+        return self.seats is not None or self.aggregation.dealt > 1
+
     def with_deadline(self, deadline_s: float, source: str) -> FleetSettings:
         """The same, with another deadline of rounds, in seconds.
 
@@ -408,6 +430,7 @@ def _resolved(settings: CoordinatorSettingsT, file: Path) -> CoordinatorSettings
             "members_dir": resolve(settings.members_dir, file),
             "enrolment": settings.enrolment.resolved(file),
             "mqtt": settings.mqtt.resolved(file),
+            "store": settings.store.resolved(file),
         }
     )
 

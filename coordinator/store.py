@@ -7,18 +7,17 @@ replays and interruptions.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from coordinator.database import Database
+from coordinator.database.interface import Database
 from coordinator.model_state import ModelState
 from coordinator.passed_rounds import note_passed_round, passed_round
 from coordinator.queue import JobState, jobs_in, next_in
 from coordinator.seats import Counted, OpenedFragment, Seats, Sums
 from dpagent import faults
 from dpagent.faults import FaultPoint
-from dpagent.storage import disk_errors, transaction
 
 BLOCK_FULL: Final = "block full"
 """Why a fragment that finds no seat is rejected."""
@@ -35,6 +34,14 @@ class OpenRound:
     deadline: float
     announced_at: float | None = None
     """When the broker was first given its plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What workers have to know of a round, encoded."""
+
+    plan: bytes | None = None
+    token_keys: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +69,18 @@ class Store:
 
     def __init__(self, database: Database, job: int) -> None:
         self.database, self.number = database, job
-        self._connection, self._file = database.connection, database.file
-        self._seats = Seats(self._connection, job)
+        self._seats = Seats(database, job)
 
     def model(self) -> ModelState:
         """The current model."""
-        row = self._connection.execute(
+        row = self.database.execute(
             "SELECT weights, moments, clip_norm, radii FROM models WHERE job = ?", (self.number,)
         ).fetchone()
         return ModelState.read(*row)
 
     def open_round(self) -> OpenRound | None:
         """The round that is open, if one is."""
-        row = self._connection.execute(
+        row = self.database.execute(
             "SELECT number, opened_at, deadline, announced_at FROM rounds "
             "WHERE job = ? AND closed_at IS NULL AND given_up_at IS NULL",
             (self.number,),
@@ -87,9 +93,7 @@ class Store:
 
     def last_round(self) -> int:
         """The last round that was opened, whatever became of it; 0 before the first."""
-        row = self._connection.execute(
-            "SELECT max(number) FROM rounds WHERE job = ?", (self.number,)
-        ).fetchone()
+        row = self.database.execute("SELECT max(number) FROM rounds WHERE job = ?", (self.number,)).fetchone()
         return int(row[0] or 0)
 
     def epsilon_spent(self) -> float:
@@ -102,30 +106,39 @@ class Store:
         return int(self._of_closed("min(least_counted)"))
 
     def _of_closed(self, figure: str) -> Any:
-        row = self._connection.execute(
+        row = self.database.execute(
             f"SELECT {figure} FROM rounds WHERE job = ? AND closed_at IS NOT NULL", (self.number,)
         ).fetchone()
         return row[0] or 0
 
-    def start_round(self, number: int, opened_at: float, deadline: float) -> OpenRound | None:
-        """Open a round, or set a new deadline for the one that is open.
+    def start_round(
+        self, number: int, opened_at: float, deadline: float, shown: Shown = Shown()
+    ) -> OpenRound | None:
+        """Open a round, or set a new deadline for the one that is open; fragments count in it from now on.
+
+        Args:
+            number: of the round.
+            opened_at: Unix time.
+            deadline: Unix time.
+            shown: what workers have to know of it.
 
         Returns:
             The round; None if none is opened: the job is paused or cancelled.
         """
-        with disk_errors(self._file), transaction(self._connection):
+        with self.database.transaction():
             if self.open_round() is None and not self._may_open():
                 return None
-            self._connection.execute(
-                "INSERT INTO rounds (job, number, opened_at, deadline) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT (job, number) DO UPDATE SET deadline = excluded.deadline",
-                (self.number, number, opened_at, deadline),
+            self.database.execute(
+                "INSERT INTO rounds (job, number, opened_at, deadline, plan, token_keys) "
+                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (job, number) DO UPDATE SET deadline = excluded.deadline, "
+                "plan = excluded.plan, token_keys = excluded.token_keys, counted_at = NULL",
+                (self.number, number, opened_at, deadline, shown.plan, shown.token_keys),
             )
         faults.reached(FaultPoint.COORDINATOR_ROUND_OPENED)
         return self.open_round()
 
     def _may_open(self) -> bool:
-        chosen = next_in(jobs_in(self._connection))
+        chosen = next_in(jobs_in(self.database))
         return (
             chosen is not None
             and chosen.number == self.number
@@ -135,39 +148,52 @@ class Store:
 
     def passed_round(self) -> int:
         """See :mod:`coordinator.passed_rounds`."""
-        return passed_round(self._connection, self.number)
+        return passed_round(self.database, self.number)
 
     def note_passed_round(self, number: int) -> None:
         """Keep that a later round than the open one was announced."""
-        with disk_errors(self._file), transaction(self._connection):
-            note_passed_round(self._connection, self.number, number)
+        with self.database.transaction():
+            note_passed_round(self.database, self.number, number)
 
     def mark_announced(self, number: int, announced_at: float) -> None:
         """Note when the broker was first given the plan of a round."""
-        with disk_errors(self._file), transaction(self._connection):
-            self._connection.execute(
+        with self.database.transaction():
+            self.database.execute(
                 "UPDATE rounds SET announced_at = coalesce(announced_at, ?) WHERE job = ? AND number = ?",
                 (announced_at, self.number, number),
             )
         faults.reached(FaultPoint.COORDINATOR_ANNOUNCED)
 
-    def count(self, fragments: Sequence[OpenedFragment], open_round: int, *, seats: int) -> Counted:
-        """Count each fragment of the open round once, as far as its block has seats; see :class:`Seats`."""
+    def count(
+        self,
+        fragments: Sequence[OpenedFragment],
+        open_round: int,
+        *,
+        seats: int | None,
+        keeps_values: bool = True,
+    ) -> Counted:
+        """Count each fragment of the open round once, as far as its block has seats; see :meth:`Seats.take`."""
         faults.reached(FaultPoint.COORDINATOR_FRAGMENTS_OPENED)
-        with disk_errors(self._file), transaction(self._connection):
-            counted = self._seats.take(fragments, open_round, seats)
-            self._add_to_counters(
-                {
-                    "duplicates": len(counted.repeated),
-                    "dummies": len(counted.dummies),
-                    "late": counted.late,
-                    f"rejected: {BLOCK_FULL}": counted.unseated,
-                    f"rejected: {SPENT}": counted.spent,
-                }
-            )
+        with self.database.transaction():
+            counted = self._seats.take(fragments, open_round, seats, keeps_values=keeps_values)
+            self._add_to_counters(totals_of(counted))
             faults.reached(FaultPoint.COORDINATOR_COUNT_WRITTEN)
         faults.reached(FaultPoint.COORDINATOR_COUNTED)
         return counted
+
+    def stop_counting(self, number: int, at: float, *, seats: int | None) -> None:
+        """From now on nothing counts in a round any more, by whatever program; until it is started again.
+
+        Args:
+            number: of the round.
+            at: Unix time.
+            seats: of each block.
+        """
+        with self.database.transaction():
+            self.database.execute(
+                "UPDATE rounds SET counted_at = ? WHERE job = ? AND number = ?", (at, self.number, number)
+            )
+            self._seats.settle(number, seats)
 
     def counts(self, number: int) -> dict[int, int]:
         """Fragments counted by position in a round."""
@@ -180,9 +206,9 @@ class Store:
     def close_round(self, number: int, model: ModelState, result: RoundResult, *, closed_at: float) -> None:
         """Close a round and store its model, in one transaction."""
         faults.reached(FaultPoint.COORDINATOR_STEPPED)
-        with disk_errors(self._file), transaction(self._connection):
+        with self.database.transaction():
             counts = self.counts(number).values()
-            self._connection.execute(
+            self.database.execute(
                 "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, kept = ?, noise_multiplier = ?, "
                 "epsilon = ?, out_of_range = ?, clip_norm = ?, fragments = ?, least_counted = ? "
                 "WHERE job = ? AND number = ?",
@@ -201,7 +227,7 @@ class Store:
                     number,
                 ),
             )
-            self._connection.execute(
+            self.database.execute(
                 "UPDATE models SET weights = ?, moments = ?, clip_norm = ?, radii = ? WHERE job = ?",
                 (*model.stored(), self.number),
             )
@@ -209,15 +235,15 @@ class Store:
             self._seats.clear(number)
             faults.reached(FaultPoint.COORDINATOR_CLOSE_WRITTEN)
         faults.reached(FaultPoint.COORDINATOR_CLOSED)
-        self.database.cut_log()
+        self.database.fold_log()
 
     def give_up_round(
         self, number: int, *, noise_multiplier: float, epsilon: float, least: int, given_up_at: float
     ) -> None:
         """Give up the open round of a job that is cancelled: its values go, and what devices paid for it
         stays on record."""
-        with disk_errors(self._file), transaction(self._connection):
-            self._connection.execute(
+        with self.database.transaction():
+            self.database.execute(
                 "UPDATE rounds SET given_up_at = ?, noise_multiplier = ?, epsilon = ?, fragments = ?, "
                 "least_counted = ? WHERE job = ? AND number = ?",
                 (
@@ -232,16 +258,27 @@ class Store:
             )
             self._seats.clear(number)
         faults.reached(FaultPoint.QUEUE_ROUND_GIVEN_UP)
-        self.database.cut_log()
+        self.database.fold_log()
 
     def reject(self, reason: str, count: int) -> None:
         """Count rejected messages by reason."""
-        with disk_errors(self._file), transaction(self._connection):
+        with self.database.transaction():
             self._add_to_counters({f"rejected: {reason}": count})
 
-    def _add_to_counters(self, amounts: dict[str, int]) -> None:
-        self._connection.executemany(
+    def _add_to_counters(self, amounts: Mapping[str, int]) -> None:
+        self.database.execute_many(
             "INSERT INTO counters VALUES (?, ?, ?) "
-            "ON CONFLICT (job, name) DO UPDATE SET value = value + excluded.value",
+            "ON CONFLICT (job, name) DO UPDATE SET value = counters.value + excluded.value",
             [(self.number, name, amount) for name, amount in amounts.items() if amount],
         )
+
+
+def totals_of(counted: Counted) -> dict[str, int]:
+    """The running totals that a batch adds to, by name."""
+    return {
+        "duplicates": len(counted.repeated),
+        "dummies": len(counted.dummies),
+        "late": counted.late,
+        f"rejected: {BLOCK_FULL}": counted.unseated,
+        f"rejected: {SPENT}": counted.spent,
+    }

@@ -101,6 +101,10 @@ class StateInUseError(DpagentError):
     exit_code = ExitCode.STATE_IN_USE
 
 
+class FleetLedError(StateInUseError):
+    """Another program runs the rounds of the fleet."""
+
+
 class StorageError(DpagentError):
     """A file or database could not be read or written."""
 
@@ -109,6 +113,14 @@ class StorageError(DpagentError):
 
 class DamagedDatabaseError(StorageError):
     """A file exists but is not a database, or is damaged."""
+
+
+class DatabaseAwayError(StorageError):
+    """The server of a database is not there; what was committed is kept."""
+
+
+class TransactionConflictError(StorageError):
+    """A transaction was undone because of another one, and may be tried again."""
 
 
 class PlanError(DpagentError):

@@ -13,6 +13,9 @@ import hypothesis
 import pytest
 from brokers import Broker, BrokerFactory, Software
 from hypothesis import HealthCheck, Phase
+from postgresql import Postgresql, postgresql_server
+
+from coordinator.database.settings import StorePlace
 
 # What a developer has set for a board of their own is no setting of a test's.
 for variable in [name for name in os.environ if name.startswith("DPAGENT_")]:
@@ -69,6 +72,22 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     broker = Broker("mosquitto", tmp_path_factory.mktemp("mosquitto")).start()
     yield broker
     broker.give_up()
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[Postgresql]:
+    """One PostgreSQL a worker for all tests that leave it running; each has a schema of its own."""
+    with postgresql_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> StorePlace:
+    """A place for a coordinator's state, of each kind."""
+    if request.param == "sqlite":
+        return tmp_path
+    server: Postgresql = request.getfixturevalue("postgresql")
+    return server.new_place()
 
 
 @pytest.fixture

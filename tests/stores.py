@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from coordinator.database import Database
+from coordinator.database.opening import open_database
+from coordinator.database.settings import StorePlace
 from coordinator.job import Job
 from coordinator.model_state import ModelState
 from coordinator.planning import new_job
@@ -17,9 +16,9 @@ NOISE = JobNoise.chosen("discrete-gaussian", [3.0, 2.0, 1.0])
 JOB = Job(b"j" * 16, {"rounds": 3, "privacy": {"epsilon": 0.1}}, NOISE, (0.1, 0.2, 0.4))
 
 
-def open_store(directory: Path, job: Job = JOB, settings: str = "{}") -> Store:
+def open_store(place: StorePlace, job: Job = JOB, settings: str = "{}") -> Store:
     """The store of the first job, which is put into the queue if it is empty."""
-    database = Database(directory)
+    database = open_database(place)
     queue = Queue(database)
     jobs = queue.jobs() or [queue.add(FIRST_JOB, job, settings, 0.0)]
     return Store(database, jobs[0].number)

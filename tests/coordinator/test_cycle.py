@@ -16,6 +16,7 @@ from fleets import honest_update, write_fleet
 
 from coordinator.cycle import Cycle, Progress, Verdict
 from coordinator.daemon import Coordinator
+from coordinator.database.sqlite import SqliteDatabase
 from coordinator.reader import StoreReader
 from coordinator.running_job import RunningJob
 from coordinator.seats import OpenedFragment
@@ -159,6 +160,12 @@ def test_a_round_that_no_broker_has_heard_of_is_not_closed_before_its_deadline(r
     assert rounds.cycle.progress().verdict is Verdict.CLOSE
 
 
+def dump(store: Store) -> list[str]:
+    """All that is in the database."""
+    assert isinstance(store.database, SqliteDatabase)
+    return list(store.database.connection.iterdump())
+
+
 @pytest.mark.parametrize("counts", [(0, 0, 0, 0, 0), (2, 2, 2, 2, 2), (3, 3, 3, 3, 3)])
 @pytest.mark.parametrize("elapsed", [0.0, DEADLINE_S, 10 * DEADLINE_S])
 def test_asking_how_far_a_round_is_changes_nothing(
@@ -167,9 +174,9 @@ def test_asking_how_far_a_round_is_changes_nothing(
     rounds.cycle.open()
     rounds.count(*counts)
     rounds.clock.advance(elapsed)
-    before = (list(rounds.store.database.connection.iterdump()), rounds.task, len(caplog.records))
+    before = (dump(rounds.store), rounds.task, len(caplog.records))
     assert len({rounds.cycle.progress() for _ in range(3)}) == 1
-    assert (list(rounds.store.database.connection.iterdump()), rounds.task, len(caplog.records)) == before
+    assert (dump(rounds.store), rounds.task, len(caplog.records)) == before
 
 
 # --- and what becomes of it ---------------------------------------------------------------------

@@ -13,9 +13,12 @@ import pytest
 from fleets import write_job, write_shared
 from stores import JOB
 
-import coordinator.database
 from coordinator.columns import together
-from coordinator.database import Database, database_file
+from coordinator.database import schema
+from coordinator.database.interface import Database
+from coordinator.database.opening import open_beside, open_database
+from coordinator.database.settings import StorePlace
+from coordinator.database.sqlite import database_file
 from coordinator.job import Job, NoiseOfDevices
 from coordinator.model_state import ModelState
 from coordinator.planning import new_job
@@ -28,7 +31,7 @@ from coordinator.settings import (
     load_job_settings,
 )
 from coordinator.store import Store
-from dpagent.errors import ConfigurationError, StateInUseError, UsageError
+from dpagent.errors import ConfigurationError, StateInUseError, StorageError, UsageError
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.storage import StateDirectory
 
@@ -36,8 +39,8 @@ MODEL = ModelState(np.zeros(4, np.float32), np.zeros((1, 4)), 1.0, ())
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(tmp_path)
+def database(place: StorePlace) -> Iterator[Database]:
+    database = open_database(place)
     yield database
     database.close()
 
@@ -49,6 +52,11 @@ def queue(database: Database) -> Queue:
     for number, name in enumerate(("one", "two", "three")):
         queue.add(name, replace(JOB, id=bytes([number]) * 16), "{}", float(number))
     return queue
+
+
+def dumped(database: Database) -> list[tuple[object, ...]]:
+    """The whole queue."""
+    return [tuple(row) for row in database.execute("SELECT * FROM jobs ORDER BY number")]
 
 
 def chosen(queue: Queue) -> str | None:
@@ -96,7 +104,7 @@ def test_an_open_round_of_a_paused_job_goes_on_and_no_other_one_opens(
     queue.pause("one")
     assert chosen(queue) == "one"
     assert store.start_round(1, 15.0, 30.0) is not None, "another deadline"
-    database.connection.execute("UPDATE rounds SET closed_at = 20.0")
+    database.execute("UPDATE rounds SET closed_at = 20.0")
     assert chosen(queue) is None
     assert store.start_round(2, 30.0, 40.0) is None
     assert store.open_round() is None
@@ -106,13 +114,13 @@ def test_an_open_round_of_a_paused_job_goes_on_and_no_other_one_opens(
 
 @pytest.mark.parametrize("ends", ["cancel", "pause"])
 def test_no_round_opens_after_a_command_has_said_so(
-    queue: Queue, database: Database, tmp_path: Path, ends: str
+    queue: Queue, database: Database, place: StorePlace, ends: str
 ) -> None:
     """The daemon chose the job before: a command came in between, over a connection of its own."""
     begin(queue, "one")
     wanted = next_in(queue.jobs())
     assert wanted is not None
-    command = Database(tmp_path)
+    command = open_beside(place)
     before = database.version()
     if ends == "cancel":
         Queue(command).cancel("one", 6.0, sends_model=False)
@@ -157,7 +165,7 @@ def test_a_paused_job_without_a_round_left_goes_on_to_its_end(queue: Queue, data
     for number in (1, 2, 3):
         assert chosen(queue) == "one"
         Store(database, 1).start_round(number, 10.0, 20.0)
-        database.connection.execute("UPDATE rounds SET closed_at = 20.0")
+        database.execute("UPDATE rounds SET closed_at = 20.0")
     queue.pause("one")
     assert chosen(queue) == "one"
     assert Store(database, 1).start_round(4, 30.0, 40.0) is None
@@ -179,7 +187,7 @@ def test_each_refusal_is_a_sentence_and_changes_nothing(queue: Queue, database: 
     begin(queue, "one")
     queue.end(1, 9.0)
     queue.cancel("two", 9.0, sends_model=False)
-    before = [*database.connection.iterdump()]
+    before = dumped(database)
     for change, kind, words in (
         (lambda: queue.cancel("one", 9.0, sends_model=False), UsageError, "is finished; expected"),
         (lambda: queue.cancel("two", 9.0, sends_model=True), UsageError, "cancelled already"),
@@ -192,20 +200,21 @@ def test_each_refusal_is_a_sentence_and_changes_nothing(queue: Queue, database: 
     ):
         with pytest.raises(kind, match=words):
             change()
-    assert [*database.connection.iterdump()] == before
+    assert dumped(database) == before
     queue.pause("three")
     with pytest.raises(UsageError, match="paused already"):
         queue.pause("three")
 
 
-def test_of_many_that_add_one_name_one_does(tmp_path: Path) -> None:
+def test_of_many_that_add_one_name_one_does(place: StorePlace) -> None:
     """The directory is not there either: one makes the database, and none loses what another wrote."""
+    state = place / "state" if isinstance(place, Path) else place
     outcomes: list[str] = []
     start = threading.Barrier(8)
 
     def add(number: int) -> None:
         start.wait()
-        database = Database.beside_the_daemon(tmp_path / "state")
+        database = open_beside(state)
         try:
             Queue(database).add("same", replace(JOB, id=bytes([number]) * 16), "{}", 0.0)
             outcomes.append("added")
@@ -220,7 +229,7 @@ def test_of_many_that_add_one_name_one_does(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(outcomes) == ["added"] + ["refused"] * 7
-    reader = StoreReader(tmp_path / "state")
+    reader = StoreReader(state)
     assert [each.name for each in reader.jobs()] == ["same"]
     reader.close()
 
@@ -228,30 +237,29 @@ def test_of_many_that_add_one_name_one_does(tmp_path: Path) -> None:
 def test_a_directory_that_another_program_holds_without_a_database_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.database._PATIENCE_S", 0.1)
+    monkeypatch.setattr("coordinator.database.sqlite._PATIENCE_S", 0.1)
     with StateDirectory(tmp_path), pytest.raises(StateInUseError):
-        Database.beside_the_daemon(tmp_path)
+        open_beside(tmp_path)
 
 
 def test_a_command_of_a_newer_version_changes_no_tables_under_a_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Database(tmp_path).close()
-    known = coordinator.database._MIGRATIONS
-    steps = [*known, lambda connection: connection.execute("CREATE TABLE new (x)")]
-    monkeypatch.setattr(coordinator.database, "_MIGRATIONS", steps)
-    monkeypatch.setattr(coordinator.database, "_PATIENCE_S", 0.1)
+    open_database(tmp_path).close()
+    known = schema.STEPS
+    monkeypatch.setattr(schema, "STEPS", (*known, lambda tables: tables.create("new", "x INTEGER")))
+    monkeypatch.setattr("coordinator.database.sqlite._PATIENCE_S", 0.1)
     with StateDirectory(tmp_path), pytest.raises(StateInUseError):
-        Database.beside_the_daemon(tmp_path)
+        open_beside(tmp_path)
     before = sqlite3.connect(database_file(tmp_path))
     assert before.execute("PRAGMA user_version").fetchone() == (len(known),)
     before.close()
-    after = Database.beside_the_daemon(tmp_path)
-    assert after.connection.execute("SELECT count(*) FROM new").fetchone()[0] == 0
+    after = open_beside(tmp_path)
+    assert after.execute("SELECT count(*) FROM new").fetchone()[0] == 0
     after.close()
 
 
-def test_jobs_do_not_see_the_rounds_of_others(queue: Queue, database: Database, tmp_path: Path) -> None:
+def test_jobs_do_not_see_the_rounds_of_others(queue: Queue, database: Database, place: StorePlace) -> None:
     begin(queue, "one")
     first, second = Store(database, 1), Store(database, 2)
     first.start_round(1, 10.0, 20.0)
@@ -265,25 +273,25 @@ def test_jobs_do_not_see_the_rounds_of_others(queue: Queue, database: Database, 
     opened = second.start_round(1, 30.0, 40.0)
     assert opened is not None
     assert opened.opened_at == 30.0
-    one, two = (StoreReader(tmp_path, name) for name in ("one", "two"))
+    one, two = (StoreReader(place, name) for name in ("one", "two"))
     assert [(each.given_up_at, each.epsilon) for each in one.rounds()] == [(15.0, 0.25)]
     assert [(each.given_up_at, each.opened_at) for each in two.rounds()] == [(None, 30.0)]
     assert (one.counters(), two.counters()) == ({"rejected: malformed": 2}, {})
     # By default, the one that goes on.
-    current = StoreReader(tmp_path)
+    current = StoreReader(place)
     assert current.queued() == two.queued()
     for reader in (one, two, current):
         reader.close()
 
 
-def test_a_reader_of_an_unknown_job_is_told_the_names(queue: Queue, tmp_path: Path) -> None:
+def test_a_reader_of_an_unknown_job_is_told_the_names(queue: Queue, place: StorePlace) -> None:
     with pytest.raises(ConfigurationError, match="one, two, three"):
-        StoreReader(tmp_path, "four")
+        StoreReader(place, "four")
 
 
 def test_a_state_that_is_none_is_not_stored(database: Database, queue: Queue) -> None:
-    with pytest.raises(sqlite3.IntegrityError):
-        database.connection.execute("UPDATE jobs SET state = 'asleep'")
+    with pytest.raises(StorageError, match="constraint"), database.transaction():
+        database.execute("UPDATE jobs SET state = 'asleep'")
 
 
 @pytest.mark.parametrize(

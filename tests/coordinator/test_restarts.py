@@ -24,7 +24,7 @@ from watched_fleets import SLOW, WatchedFleet, charges
 
 from agent.audit import verify
 from coordinator import announcer, daemon
-from coordinator.database import Database
+from coordinator.database.opening import open_beside, open_database
 from coordinator.diagnosis import examine
 from coordinator.model_state import ModelState
 from coordinator.queue import Queue
@@ -124,7 +124,7 @@ def test_a_coordinator_that_is_older_than_its_fleet_says_so(
             wait_until(lambda: 1 in fleet.plans(observer), "the plan")
             coordinator.stop()
         shutil.copytree(fleet.state, backup)
-        database = Database(fleet.state)
+        database = open_database(fleet.state)
         store = Store(database, 1)
         store.close_round(1, store.model(), RoundResult(None, 0, 1.0, 1.0, 0.5), closed_at=clock.unix())
         database.close()
@@ -203,7 +203,7 @@ def test_an_acknowledgement_of_the_end_counts_whenever_it_comes(
     with Observer(broker, fleet.name) as observer, coordinator_thread(fleet.file) as coordinator:
         wait_until(lambda: observer.plans, "the plan")
         with stopped(broker.child):
-            command = Database.beside_the_daemon(fleet.state)
+            command = open_beside(fleet.state)
             Queue(command).cancel(FIRST_JOB, 0.0, sends_model=False)
             command.close()
             wait_until(lambda: "did not accept the announcement" in caplog.text, "a farewell in vain")

@@ -14,8 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from postgresql import Postgresql
 from stores import JOB, begin, open_store
 
+from coordinator.database.settings import StorePlace
+from coordinator.database.sqlite import SqliteDatabase
 from coordinator.model_state import ModelState
 from coordinator.queue import Queue
 from coordinator.reader import StoreReader
@@ -60,10 +63,23 @@ def plain_sums(fragments: list[OpenedFragment]) -> Sums:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(place: StorePlace) -> Iterator[Store]:
+    store = open_store(place)
+    yield store
+    store.database.close()
+
+
+@pytest.fixture
+def file_store(tmp_path: Path) -> Iterator[Store]:
+    """One in SQLite."""
     store = open_store(tmp_path)
     yield store
     store.database.close()
+
+
+def connection_of(store: Store) -> sqlite3.Connection:
+    assert isinstance(store.database, SqliteDatabase)
+    return store.database.connection
 
 
 @settings(max_examples=25)
@@ -104,12 +120,12 @@ def test_the_first_of_two_fragments_with_one_id_counts(store: Store) -> None:
     assert sums_of(store) == {0: (1, [5] * BLOCK)}
 
 
-def test_a_repeated_fragment_is_named_again_for_its_receipt(store: Store, tmp_path: Path) -> None:
+def test_a_repeated_fragment_is_named_again_for_its_receipt(store: Store, place: StorePlace) -> None:
     count(store, [fragment(1), fragment(2)], 1)
     counted = count(store, [fragment(2), fragment(3)], 1)
     assert counted.fresh == (fragment(3).id,)
     assert counted.repeated == (fragment(2).id,)
-    reader = StoreReader(tmp_path)
+    reader = StoreReader(place)
     assert reader.counters() == {"duplicates": 1}
     reader.close()
 
@@ -129,7 +145,7 @@ def close(store: Store, number: int = 1, accuracy: float | None = None) -> None:
     )
 
 
-def test_late_messages_are_a_number_and_never_in_a_sum(store: Store, tmp_path: Path) -> None:
+def test_late_messages_are_a_number_and_never_in_a_sum(store: Store, place: StorePlace) -> None:
     count(begun(store), [fragment(1)], 1)
     close(store)
     store.start_round(2, 30.0, 40.0)
@@ -139,22 +155,23 @@ def test_late_messages_are_a_number_and_never_in_a_sum(store: Store, tmp_path: P
     assert counted.late == 3, "one a message, the same one twice"
     assert set(sums_of(store, 2)) == {0}
     assert sums_of(store, 1) == {}
-    reader = StoreReader(tmp_path)
+    reader = StoreReader(place)
     assert reader.counters() == {"late": 3}
     assert set(reader.fragments()) == {fragment(1).id, fragment(6).id}
     assert [record.fragments for record in reader.rounds()] == [1, 1]
     reader.close()
 
 
-def test_a_flood_of_late_fragments_does_not_fill_the_disk(store: Store) -> None:
+def test_a_flood_of_late_fragments_does_not_fill_the_disk(file_store: Store) -> None:
+    store, connection = file_store, connection_of(file_store)
     begun(store)
     close(store)
     store.start_round(2, 30.0, 40.0)
     count(store, [fragment(0)], 2)  # the counter's own row
-    pages = store.database.connection.execute("PRAGMA page_count").fetchone()[0]
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
     for start in range(1, 3_001, 300):
         count(store, [fragment(number) for number in range(start, start + 300)], 2)
-    assert store.database.connection.execute("PRAGMA page_count").fetchone()[0] == pages
+    assert connection.execute("PRAGMA page_count").fetchone()[0] == pages
 
 
 def test_a_replay_of_a_late_fragment_under_the_open_round_is_counted_once_at_most(store: Store) -> None:
@@ -167,7 +184,7 @@ def test_a_replay_of_a_late_fragment_under_the_open_round_is_counted_once_at_mos
     assert sum(count for count, _ in sums_of(store, 2).values()) == len(counted.fresh)
 
 
-def test_closing_a_round_takes_the_model_and_drops_the_sums(store: Store, tmp_path: Path) -> None:
+def test_closing_a_round_takes_the_model_and_drops_the_sums(store: Store, place: StorePlace) -> None:
     count(begun(store), [fragment(1), fragment(2), fragment(3, 1)], 1)
     assert store.closed_rounds() == 0
     assert store.open_round() is not None
@@ -180,7 +197,7 @@ def test_closing_a_round_takes_the_model_and_drops_the_sums(store: Store, tmp_pa
     assert model.moments.tolist() == [[1.0] * 4]
     assert model.clip_norm == 0.7
     assert model.radii == (0.3, 0.4)
-    reader = StoreReader(tmp_path)
+    reader = StoreReader(place)
     (record,) = reader.rounds()
     reader.close()
     assert (record.fragments, record.accuracy, record.clamped, record.epsilon) == (3, 0.5, 3, 0.1)
@@ -189,23 +206,25 @@ def test_closing_a_round_takes_the_model_and_drops_the_sums(store: Store, tmp_pa
     assert (record.opened_at, record.closed_at) == (10.0, 25.0)
 
 
-def test_a_full_disk_counts_nothing_of_a_batch(store: Store) -> None:
+def test_a_full_disk_counts_nothing_of_a_batch(file_store: Store) -> None:
+    store, connection = file_store, connection_of(file_store)
     count(store, [fragment(1)], 1)
     before = sums_of(store)
-    pages = store.database.connection.execute("PRAGMA page_count").fetchone()[0]
-    store.database.connection.execute(f"PRAGMA max_page_count={pages + 2}")
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count={pages + 2}")
     with pytest.raises(StorageError, match="disk is full"):
         count(store, [fragment(number, position=number) for number in range(2, 400)], 1)
     assert sums_of(store) == before
-    assert store.database.connection.execute("SELECT count(*) FROM fragments").fetchone()[0] == 1
-    store.database.connection.execute("PRAGMA max_page_count=1000000")
+    assert connection.execute("SELECT count(*) FROM fragments").fetchone()[0] == 1
+    connection.execute("PRAGMA max_page_count=1000000")
     assert len(count(store, [fragment(number, position=number) for number in range(2, 400)], 1).fresh) == 398
 
 
-def test_a_full_disk_does_not_close_a_round_by_half(store: Store) -> None:
+def test_a_full_disk_does_not_close_a_round_by_half(file_store: Store) -> None:
+    store, connection = file_store, connection_of(file_store)
     count(begun(store), [fragment(1)], 1)
-    pages = store.database.connection.execute("PRAGMA page_count").fetchone()[0]
-    store.database.connection.execute(f"PRAGMA max_page_count={pages + 1}")
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count={pages + 1}")
     large = np.ones(100_000, np.float32)
     with pytest.raises(StorageError, match="disk is full"):
         store.close_round(
@@ -219,9 +238,9 @@ def test_a_full_disk_does_not_close_a_round_by_half(store: Store) -> None:
     assert len(store.model().weights) == 4
 
 
-def test_a_job_is_the_same_after_a_restart(tmp_path: Path) -> None:
-    begun(open_store(tmp_path)).database.close()
-    store = open_store(tmp_path)
+def test_a_job_is_the_same_after_a_restart(place: StorePlace) -> None:
+    begun(open_store(place)).database.close()
+    store = open_store(place)
     (queued,) = Queue(store.database).jobs()
     assert queued.job == JOB
     model = store.model()
@@ -240,23 +259,23 @@ def test_a_new_deadline_keeps_the_round(store: Store) -> None:
     assert set(sums_of(store)) == {0}
 
 
-def test_the_first_announcement_is_remembered_for_its_round(store: Store, tmp_path: Path) -> None:
+def test_the_first_announcement_is_remembered_for_its_round(store: Store, place: StorePlace) -> None:
     begun(store)
     current = store.open_round()
     assert current is not None
     assert current.announced_at is None
     store.mark_announced(1, 11.0)
     store.mark_announced(1, 99.0)
-    again = open_store(tmp_path)
+    again = open_store(place)
     assert again.start_round(1, 50.0, 70.0).announced_at == 11.0
     again.database.close()
     close(store)
     assert store.start_round(2, 80.0, 90.0).announced_at is None
 
 
-def test_the_end_is_remembered(store: Store, tmp_path: Path) -> None:
+def test_the_end_is_remembered(store: Store, place: StorePlace) -> None:
     begun(store)
-    reader = StoreReader(tmp_path)
+    reader = StoreReader(place)
     assert not reader.is_finished()
     Queue(store.database).end(1, 30.0)
     assert reader.is_finished()
@@ -264,13 +283,18 @@ def test_the_end_is_remembered(store: Store, tmp_path: Path) -> None:
     reader.close()
 
 
-def test_a_reader_cannot_write_and_needs_a_database(tmp_path: Path, store: Store) -> None:
-    reader = StoreReader(tmp_path)
-    with pytest.raises(sqlite3.OperationalError, match="readonly"):
-        reader._connection.execute("DELETE FROM seats")
+def test_a_reader_cannot_write(store: Store, place: StorePlace) -> None:
+    reader = StoreReader(place)
+    with pytest.raises(StorageError, match="read-?only"), reader._database.errors():
+        reader._database.execute("DELETE FROM fragments")
     reader.close()
+
+
+def test_a_reader_needs_a_database(tmp_path: Path, postgresql: Postgresql) -> None:
     with pytest.raises(StorageError, match="does not exist"):
         StoreReader(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match="First start the coordinator, which creates them"):
+        StoreReader(postgresql.new_place())
 
 
 def test_totals_are_values_of_their_own(store: Store) -> None:
@@ -349,10 +373,10 @@ def test_a_reader_that_keeps_deleted_values_in_the_log_is_told_of(
     store.start_round(1, 0.0, 1.0)
     marks = [fragment(number) for number in range(40)]
     count(store, marks)
-    store.database.connection.execute("PRAGMA busy_timeout = 10")
-    reader = sqlite3.connect(store.database.file)
+    connection_of(store).execute("PRAGMA busy_timeout = 10")
+    reader = sqlite3.connect(store.database.name)
     reader.execute("BEGIN")
-    reader.execute("SELECT count(*) FROM seats").fetchone()
+    reader.execute("SELECT count(*) FROM fragments").fetchone()
     close(store)
     assert "coordinator.db-wal: another program reads" in caplog.text
     reader.close()
@@ -377,18 +401,16 @@ def test_zeros_in_place_of_an_update_change_the_sum_by_that_update_alone(
             count(store, [*others, sent] if comes_last else [sent, *others], seats=seats)
             (sums,) = store.sums(1)
             totals.append(sums[0][1])
-            seated.append(
-                own.id in {row["id"] for row in store.database.connection.execute("SELECT id FROM seats")}
-            )
-            store.database.connection.execute("DELETE FROM seats")
-            store.database.connection.execute("DELETE FROM fragments")
+            seated.append(own.id in {row["id"] for row in store.database.execute("SELECT id FROM fragments")})
+            for table in ("fragments", "partial_sums", "tallies"):
+                store.database.execute(f"DELETE FROM {table}")
         store.database.close()
     assert seated[0] == seated[1]
     assert (totals[0] - totals[1]).tolist() == (own.values * seated[0]).tolist()
 
 
-def test_the_scarcest_block_of_closed_rounds_is_found(store: Store, tmp_path: Path) -> None:
-    reader = StoreReader(tmp_path)
+def test_the_scarcest_block_of_closed_rounds_is_found(store: Store, place: StorePlace) -> None:
+    reader = StoreReader(place)
     begun(store)
     assert reader.least_counted() == 0
     count(store, [fragment(1), fragment(2), fragment(3), fragment(4, position=1), fragment(5, position=1)], 1)

@@ -78,7 +78,7 @@ class Desk:
         payloads = [seal(encode(fragment), self.plan) for fragment in fragments]
         assert {len(payload) for payload in payloads} == {sealed_bytes(self.plan)}
         self.running.cycle.take_fragments(payloads)
-        rows = self.running.store.database.connection.execute("SELECT name, value FROM counters")
+        rows = self.running.store.database.execute("SELECT name, value FROM counters")
         return {row["name"]: row["value"] for row in rows}
 
     @property
@@ -165,7 +165,7 @@ def test_a_dummy_needs_no_token_and_counts_for_nothing(desk: Desk) -> None:
     assert {len(payload) for payload in payloads} == {sealed_bytes(desk.plan)}
     desk.running.cycle.take_fragments(payloads)
     assert desk.counted == 0
-    rows = desk.running.store.database.connection.execute("SELECT name, value FROM counters")
+    rows = desk.running.store.database.execute("SELECT name, value FROM counters")
     assert {row["name"]: row["value"] for row in rows} == {"dummies": 5}
 
 

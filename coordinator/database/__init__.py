@@ -1,0 +1,1 @@
+"""Where the coordinator's state is: SQLite in its state directory, or PostgreSQL, behind one interface."""

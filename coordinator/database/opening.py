@@ -1,0 +1,85 @@
+"""Opens the coordinator's database, whichever it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.database.interface import Database, Reader
+from coordinator.database.settings import PostgresqlAddress, StorePlace
+from coordinator.database.sqlite import SqliteDatabase, SqliteReader, database_file
+from dpagent.extras import extra_needed
+
+if TYPE_CHECKING:
+    from coordinator.database.postgresql import PostgresqlDatabase
+
+_PURPOSE = "PostgreSQL as the coordinator's store"
+
+
+def open_postgresql(address: PostgresqlAddress, purpose: str) -> PostgresqlDatabase:
+    """A connection to PostgreSQL; see :class:`PostgresqlDatabase`.
+
+    Raises:
+        ConfigurationError: The library is not installed, or the address is wrong.
+        StorageError, DatabaseAwayError: It cannot be used.
+    """
+    with extra_needed("postgresql", _PURPOSE):
+        from coordinator.database.postgresql import PostgresqlDatabase
+
+    return PostgresqlDatabase(address, purpose)
+
+
+def open_database(place: StorePlace) -> Database:
+    """The database, whose tables are made or brought up to date if need be, for the program that alone does
+    that: the holder of the state directory, or who leads."""
+    if isinstance(place, Path):
+        return SqliteDatabase(place)
+    database = open_postgresql(place, "coordinator")
+    database.create()
+    return database
+
+
+def open_beside(place: StorePlace) -> Database:
+    """The database for a command, whether a coordinator runs or not; made if there is none yet.
+
+    Raises:
+        StateInUseError, StorageError, DatabaseAwayError, ConfigurationError: It cannot be used.
+    """
+    if isinstance(place, Path):
+        return SqliteDatabase.beside_the_daemon(place)
+    database = open_postgresql(place, "command")
+    try:
+        database.create()
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def open_reader(place: StorePlace) -> Reader:
+    """The database for reading, which is there.
+
+    Raises:
+        StorageError, DatabaseAwayError, ConfigurationError: It is not, or cannot be used.
+    """
+    if isinstance(place, Path):
+        return SqliteReader(place)
+    with extra_needed("postgresql", _PURPOSE):
+        from coordinator.database.postgresql import PostgresqlReader
+
+    return PostgresqlReader(place)
+
+
+def is_there(place: StorePlace) -> bool:
+    """Whether there are tables already.
+
+    Raises:
+        StorageError, DatabaseAwayError, ConfigurationError: That cannot be told.
+    """
+    if isinstance(place, Path):
+        return database_file(place).exists()
+    database = open_postgresql(place, "command")
+    try:
+        return database.require_known() > 0
+    finally:
+        database.close()

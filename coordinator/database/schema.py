@@ -1,0 +1,103 @@
+"""The tables, and the steps from each version of them to the next: the same for both databases.
+
+Steps are added, never changed. Types go by SQLite's names; PostgreSQL's stand beside them.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Final
+
+TYPES: Final = {"INTEGER": "BIGINT", "REAL": "DOUBLE PRECISION", "BLOB": "BYTEA", "TEXT": "TEXT"}
+"""SQLite's, and what they are in PostgreSQL."""
+
+
+class Schema(ABC):
+    """What a step changes: a database inside a transaction."""
+
+    @abstractmethod
+    def create(self, table: str, columns: str) -> None:
+        """Create a table.
+
+        Args:
+            table: its name.
+            columns: as SQL, with SQLite's types and ``SERIAL`` for a key that counts up by itself.
+        """
+
+    @abstractmethod
+    def execute(self, statement: str, values: Sequence[object] = ()) -> object:
+        """Run a statement that both databases understand."""
+
+
+Step = Callable[[Schema], None]
+
+
+def _create(schema: Schema) -> None:
+    schema.create(
+        "jobs",
+        """number SERIAL, name TEXT NOT NULL UNIQUE, id BLOB NOT NULL UNIQUE,
+            settings TEXT NOT NULL, terms TEXT NOT NULL, budget TEXT NOT NULL,
+            state TEXT NOT NULL
+                CHECK (state IN ('waiting', 'running', 'cancelling', 'finished', 'cancelled')),
+            paused INTEGER NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)), trouble TEXT,
+            sends_model INTEGER NOT NULL DEFAULT 0 CHECK (sends_model IN (0, 1)), deadline_s REAL,
+            added_at REAL NOT NULL, begun_at REAL, ended_at REAL""",
+    )
+    schema.create(
+        "models",
+        "job INTEGER PRIMARY KEY REFERENCES jobs, weights BLOB NOT NULL, moments BLOB NOT NULL, "
+        "clip_norm REAL NOT NULL, radii TEXT NOT NULL",
+    )
+    # Nothing is counted in a round after `counted_at`; `plan` and `token_keys` are for workers.
+    schema.create(
+        "rounds",
+        """job INTEGER NOT NULL REFERENCES jobs, number INTEGER NOT NULL, opened_at REAL NOT NULL,
+            deadline REAL NOT NULL, announced_at REAL, counted_at REAL, closed_at REAL, given_up_at REAL,
+            noise_multiplier REAL, epsilon REAL, accuracy REAL, clamped INTEGER, kept REAL,
+            fragments INTEGER, least_counted INTEGER, out_of_range TEXT, clip_norm REAL,
+            plan BLOB, token_keys BLOB, PRIMARY KEY (job, number)""",
+    )
+    # Without references: a check for each fragment would cost more than all else here.
+    schema.create(
+        "fragments",
+        """id BLOB PRIMARY KEY, job INTEGER NOT NULL, round INTEGER NOT NULL, position INTEGER NOT NULL,
+            ticket BLOB NOT NULL, batch INTEGER NOT NULL, digest BLOB NOT NULL, arrived_at REAL NOT NULL""",
+    )
+    schema.execute("CREATE INDEX fragments_by_ticket ON fragments (job, round, position, ticket)")
+    schema.create(
+        "partial_sums",
+        """batch INTEGER NOT NULL, round INTEGER NOT NULL, position INTEGER NOT NULL,
+            fragments INTEGER NOT NULL, units BLOB NOT NULL, type TEXT NOT NULL,
+            ids BLOB, kept BLOB, kept_type TEXT,
+            PRIMARY KEY (round, position, batch)""",
+    )
+    schema.create(
+        "tallies",
+        """round INTEGER NOT NULL, position INTEGER NOT NULL, counter INTEGER NOT NULL,
+            fragments INTEGER NOT NULL, PRIMARY KEY (round, position, counter)""",
+    )
+    schema.create("tickets", "key BLOB NOT NULL")
+    schema.execute("INSERT INTO tickets VALUES (?)", (os.urandom(32),))
+    schema.create("receipts", "number SERIAL, digests BLOB NOT NULL")
+    schema.create(
+        "counters",
+        "job INTEGER NOT NULL REFERENCES jobs, name TEXT NOT NULL, value INTEGER NOT NULL, "
+        "PRIMARY KEY (job, name)",
+    )
+    schema.create("passed_rounds", "job INTEGER PRIMARY KEY REFERENCES jobs, number INTEGER NOT NULL")
+    # One row: whose this is, and of which version of dpagent the programs are.
+    schema.create(
+        "fleet",
+        """one INTEGER PRIMARY KEY CHECK (one = 1), name TEXT NOT NULL, signing_key TEXT NOT NULL,
+            version TEXT NOT NULL, leader TEXT NOT NULL, led_since REAL NOT NULL, sealing_key BLOB""",
+    )
+    schema.create(
+        "workers",
+        """number SERIAL, name TEXT NOT NULL, version TEXT NOT NULL, began_at REAL NOT NULL,
+            seen_at REAL NOT NULL, ended_at REAL, fragments INTEGER NOT NULL DEFAULT 0""",
+    )
+
+
+STEPS: Final[tuple[Step, ...]] = (_create,)
