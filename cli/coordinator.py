@@ -12,7 +12,7 @@ import typer
 from cli.broker_config import broker_config
 from cli.commands import Commands
 from cli.configurations import FleetConfig, SetOptions, coordinator_settings
-from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
+from cli.daemons import LogLevel, LogLevelOption, StopSignals, kept_up, start_logging
 from cli.job import NO_JOB, state_of
 from cli.job import app as job_app
 from cli.members import budgets, ca, devices
@@ -62,9 +62,44 @@ def run(
     with extra_needed("coordinator", "The coordinator"):
         from coordinator.daemon import Coordinator
 
-    coordinator = Coordinator(coordinator_settings(config, options), stays=stay)
-    is_done = coordinator.run(stop.serving())
-    raise typer.Exit(0 if is_done else stop.exit_code)
+    settings = coordinator_settings(config, options)
+
+    def serve() -> bool:
+        coordinator = Coordinator(settings, stays=stay)
+        return coordinator.run(stop.serving())
+
+    raise typer.Exit(0 if kept_up(serve, stop) else stop.exit_code)
+
+
+@app.command()
+def worker(
+    config: FleetConfig = None,
+    options: SetOptions = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Its name in logs and `status`.", show_default="host and process"),
+    ] = None,
+    log_level: LogLevelOption = LogLevel.INFO,
+) -> None:
+    """Count fragments for a coordinator whose state is in PostgreSQL, until SIGTERM or Ctrl-C.
+
+    Any number of workers may run, on any machines: the broker gives each fragment to one of them (shared
+    subscriptions, MQTT 5). They need fleet.yaml with store.url, and keys/sealing.key. docs/scale.md
+    """
+    start_logging(log_level)
+    stop = StopSignals()
+    from dpagent.extras import extra_needed
+
+    with extra_needed("coordinator", "The coordinator"):
+        from coordinator.worker import Worker
+
+    settings = coordinator_settings(config, options)
+
+    def serve() -> None:
+        Worker(settings, name=name).run(stop.serving())
+
+    kept_up(serve, stop)
+    raise typer.Exit(stop.exit_code)
 
 
 @app.command()

@@ -5,12 +5,20 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final, TypeVar
 
 import typer
 
-from dpagent.errors import ExitCode
+from dpagent.errors import DatabaseAwayError, ExitCode, FleetLedError, NotReadyError
+from dpagent.service_manager import ServiceManager
+
+log = logging.getLogger(__name__)
+
+_LEAST_PAUSE_S: Final = 1.0
+_MOST_PAUSE_S: Final = 15.0
 
 
 class LogLevel(StrEnum):
@@ -60,7 +68,53 @@ class StopSignals:
         self._serves = True
         return self._stop
 
+    def starting(self) -> None:
+        """A signal ends the daemon at once again."""
+        self._serves = False
+        if self._stop.is_set():
+            raise SystemExit(self.exit_code)
+
     @property
     def exit_code(self) -> ExitCode:
         """The exit code: Ctrl-C has its own."""
         return ExitCode.INTERRUPTED if self._signal == signal.SIGINT else ExitCode.OK
+
+
+ResultT = TypeVar("ResultT")
+
+
+def kept_up(serve: Callable[[], ResultT], stop: StopSignals) -> ResultT:
+    """What a daemon that shares a database comes to. While the database is away, or another program has its
+    place, it waits and tries again; each reason is logged once.
+
+    Args:
+        serve: starts the daemon and serves.
+        stop: ends the wait.
+
+    Raises:
+        DpagentError: Whatever else ends the daemon.
+    """
+    manager, said, pause_s = ServiceManager(), "", _LEAST_PAUSE_S
+    while True:
+        stop.starting()
+        began = time.monotonic()
+        try:
+            return serve()
+        except FleetLedError as error:
+            reason, pause_s = f"{error} Standing by to take its place.", _LEAST_PAUSE_S
+            log_level = logging.INFO
+        except (DatabaseAwayError, NotReadyError) as error:
+            if time.monotonic() > began + _MOST_PAUSE_S:
+                said, pause_s = "", _LEAST_PAUSE_S
+            reason, log_level = f"{error} Trying again.", logging.WARNING
+        if reason != said:
+            log.log(log_level, "%s", reason)
+            said = reason
+        stop.starting()
+        manager.ready()
+        manager.status(reason)
+        until = time.monotonic() + pause_s
+        while time.monotonic() < until:
+            manager.alive()
+            time.sleep(_LEAST_PAUSE_S / 4)
+        pause_s = min(_MOST_PAUSE_S, 1.5 * pause_s)

@@ -9,7 +9,13 @@ from typing import Final
 from dpagent import faults
 from dpagent.faults import FaultPoint
 from dpagent.protocol.fragments import chunked, receipt_digest
-from dpagent.protocol.messages import RECEIPTS_PER_MESSAGE, Plan, Receipts, Sealed
+from dpagent.protocol.messages import (
+    RECEIPT_DIGEST_BYTES,
+    RECEIPTS_PER_MESSAGE,
+    Plan,
+    Receipts,
+    Sealed,
+)
 from dpagent.protocol.signing import Signer
 from dpagent.protocol.tokens import TokenKeys
 from dpagent.protocol.topics import Topics
@@ -71,11 +77,20 @@ class Announcer:
 
         Without a connection a receipt is lost: the device resends, and then gets another receipt.
         """
-        digests = [receipt_digest(identity) for identity in fragment_ids]
-        for start in range(0, len(digests), RECEIPTS_PER_MESSAGE):
-            receipts = Receipts(b"".join(digests[start : start + RECEIPTS_PER_MESSAGE]))
+        self.publish_receipts(b"".join(map(receipt_digest, fragment_ids)))
+
+    def publish_receipts(self, digests: bytes) -> None:
+        """Publish receipts, as :meth:`acknowledge` does, of the digests of ids one after the other."""
+        size = RECEIPTS_PER_MESSAGE * RECEIPT_DIGEST_BYTES
+        for start in range(0, len(digests), size):
+            receipts = Receipts(digests[start : start + size])
             self._session.publish(self._topics.receipts, self._signer.sign(receipts, "receipts"))
             faults.reached(FaultPoint.COORDINATOR_RECEIPTS_PUBLISHED)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether what is published is on its way to the broker."""
+        return self._session.connected
 
     def announce_keys(self, keys: TokenKeys) -> None:
         """Publish the keys of tokens, retained."""

@@ -30,13 +30,14 @@ from coordinator.planning import Planner
 from coordinator.seats import Sums
 from coordinator.settings import FleetSettings
 from coordinator.stepping import Stepper
-from coordinator.store import OpenRound, RoundResult, Store
+from coordinator.store import OpenRound, RoundResult, Shown, Store
 from dpagent import faults
 from dpagent.clock import Clock
 from dpagent.faults import FaultPoint
 from dpagent.notation import upwards
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.bounded import CapNotMetError
+from dpagent.protocol.codec import encode
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.task import Release, RoundTask
@@ -182,7 +183,9 @@ class Cycle:
         if self._tokens is not None:
             self._tokens.open(number)
             key = self._tokens.round_key(number)
-        opened = self._store.start_round(number, opened_at, current.deadline)
+        keys = None if self._tokens is None else self._tokens.encoded_keys()
+        shown = Shown(self._settings.devices, encode(task.plan), keys)
+        opened = self._store.start_round(number, opened_at, current.deadline, shown)
         if opened is None:
             log.info("round %d is not opened: the job is paused or cancelled", number)
             return

@@ -13,6 +13,7 @@ from typing import Final
 from coordinator.announcer import Announcer
 from coordinator.database.opening import open_database
 from coordinator.keys import client_id, load_opener, load_signer
+from coordinator.leadership import WorkersDesk, lead
 from coordinator.queue import JobState, Queue, QueuedJob, next_in
 from coordinator.running_job import Preparation, RunningJob, end_untold, submit
 from coordinator.settings import FIRST_JOB, CoordinatorSettings, FleetSettings
@@ -58,7 +59,10 @@ class Coordinator:
         self._clock = clock or SystemClock()
         self._topics = Topics(settings.fleet)
         # Its own plans, too: an older copy of its database knows nothing of some.
-        subscriptions = [Subscription(self._topics.fragments), Subscription(self._topics.plan)]
+        self._has_workers = settings.store.url is not None
+        subscriptions = [Subscription(self._topics.plan)]
+        if not self._has_workers:
+            subscriptions.append(Subscription(self._topics.fragments))
         if settings.members_dir.is_dir():
             subscriptions.append(Subscription(self._topics.asks))
         self._session = MqttSession(
@@ -68,14 +72,20 @@ class Coordinator:
             persistent=True,
         )
         self.running: RunningJob | None = None
+        self._is_busy = False
         # Last, because from here on the directory is held.
         with contextlib.ExitStack() as held:
-            held.callback(StateDirectory(settings.state_dir).close)
             self._signer = load_signer(settings.keys_dir, settings.fleet)
             self._verifier = Verifier(self._signer.public_key, settings.fleet)
             self._opener = load_opener(settings.keys_dir, settings.fleet)
-            self._database = open_database(settings.store_place)
-            held.callback(self._database.close)
+            if self._has_workers:  # Those that stand by need no directory.
+                self._database = lead(settings, self._signer.public_key)
+                held.callback(self._database.close)
+            held.callback(StateDirectory(settings.state_dir).close)
+            if not self._has_workers:
+                self._database = open_database(settings.state_dir)
+                held.callback(self._database.close)
+            self._desk = WorkersDesk(self._database, self._announcer()) if self._has_workers else None
             self._queue = Queue(self._database)
             self._version = -1
             with self._database.errors():
@@ -134,10 +144,17 @@ class Coordinator:
                             return True
                     else:
                         self.running.advance()
+                    self._tend_workers()
                     self._take_events()
             return False
         finally:
             self.close()
+
+    def _tend_workers(self) -> None:
+        self._is_busy = False
+        if self._desk is not None:
+            is_counting = self.running is not None and self.running.cycle.is_open
+            self._is_busy = self._desk.tend(is_counting=is_counting)
 
     def _activity(self) -> str:
         if self.running is None:
@@ -186,10 +203,13 @@ class Coordinator:
             self._settings,
             database=self._database,
             opener=self._opener,
-            announcer=Announcer(self._session, self._signer, self._topics),
+            announcer=self._announcer(),
             clock=self._clock,
             prepared=prepared,
         )
+
+    def _announcer(self) -> Announcer:
+        return Announcer(self._session, self._signer, self._topics)
 
     def _taken_up_or_paused(self, wanted: QueuedJob) -> RunningJob | None:
         """The job; None if it cannot be taken up: it is paused then, and keeps no other from running."""
@@ -212,7 +232,8 @@ class Coordinator:
         interrupts comes again.
         """
         messages: list[Received] = []
-        wait_s = 0.0 if self.running is not None and self.running.is_busy else _IDLE_S
+        is_busy = self._is_busy or (self.running is not None and self.running.is_busy)
+        wait_s = 0.0 if is_busy else _IDLE_S
         for number in range(_BATCH):
             event = self._session.next_event(wait_s if number == 0 else 0)
             if event is None:
@@ -236,7 +257,8 @@ class Coordinator:
             for plan in (each.payload for each in messages if each.topic == self._topics.plan):
                 with contextlib.suppress(MessageError):  # Of somebody else's, devices complain.
                     self.running.cycle.take_announcement(self._verifier.open(plan, Plan, "plan"))
-            self.running.cycle.take_fragments(fragments)
+            if not self._has_workers:
+                self.running.cycle.take_fragments(fragments)
             self.running.take_requests(requests)
         elif messages:
             log.debug("dropped %s: no job goes on", counted(len(messages), "message"))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.announcer import Announcer
 from coordinator.influence import HonestNorms, UpdateNorms
 from coordinator.seats import OpenedFragment
 from coordinator.settings import FleetSettings
@@ -41,7 +40,7 @@ class Intake:
         job: its id.
         store: counts them.
         opener: opens them.
-        announcer: sends receipts.
+        acknowledge: sends receipts for ids that count.
         clock: the program's.
     """
 
@@ -52,11 +51,11 @@ class Intake:
         *,
         store: Store,
         opener: Opener,
-        announcer: Announcer,
+        acknowledge: Callable[[Sequence[bytes]], None],
         clock: Clock,
     ) -> None:
         self._settings, self._job, self._store = settings, job, store
-        self._opener, self._announcer, self._clock = opener, announcer, clock
+        self._opener, self._acknowledge, self._clock = opener, acknowledge, clock
         self._task: RoundTask | None = None
         self._norms: HonestNorms | UpdateNorms | None = None
         self._key: RoundKey | None = None
@@ -117,7 +116,7 @@ class Intake:
             log.warning("rejected %s: %s", counted(result.spent, "message"), SPENT)
         if result.late:
             log.info("%s arrived after the round closed", counted(result.late, "fragment"))
-        self._announcer.acknowledge(result.receipted)
+        self._acknowledge(result.receipted)
 
     def read(self, payload: bytes) -> OpenedFragment:
         """Open and check a fragment.

@@ -14,6 +14,7 @@ from dpagent.keys import read_key
 from dpagent.protocol.issuing import AskOpener
 from dpagent.protocol.sealing import Opener, new_sealing_secret
 from dpagent.protocol.signing import Signer, new_signing_secret
+from dpagent.storage import disk_errors
 
 _REMEDY: Final = "give the agents the new key from `dpagent coordinator key`"
 
@@ -47,7 +48,27 @@ def load_opener(keys_dir: Path, fleet: str) -> Opener:
     Raises:
         StorageError, ConfigurationError: The key cannot be kept secret or read.
     """
-    return Opener(_sealing_secret(keys_dir), fleet)
+    return Opener(sealing_secret(keys_dir), fleet)
+
+
+def find_opener(keys_dir: Path, fleet: str) -> Opener | None:
+    """The sealing key if it is there, for a program that must not make one.
+
+    Raises:
+        StorageError, ConfigurationError: The key cannot be read, or others can read it too.
+    """
+    with disk_errors(keys_dir):
+        is_there = (keys_dir / "sealing.key").exists()
+    return load_opener(keys_dir, fleet) if is_there else None
+
+
+def sealing_secret(keys_dir: Path) -> bytes:
+    """The secret of the sealing key.
+
+    Raises:
+        StorageError, ConfigurationError: The key cannot be kept secret or read.
+    """
+    return read_key(keys_dir / "sealing.key", new_sealing_secret, remedy=_REMEDY)
 
 
 def load_ask_opener(keys_dir: Path, fleet: str) -> AskOpener:
@@ -56,8 +77,4 @@ def load_ask_opener(keys_dir: Path, fleet: str) -> AskOpener:
     Raises:
         StorageError, ConfigurationError: The key cannot be kept secret or read.
     """
-    return AskOpener(_sealing_secret(keys_dir), fleet)
-
-
-def _sealing_secret(keys_dir: Path) -> bytes:
-    return read_key(keys_dir / "sealing.key", new_sealing_secret, remedy=_REMEDY)
+    return AskOpener(sealing_secret(keys_dir), fleet)

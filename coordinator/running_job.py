@@ -225,7 +225,9 @@ class RunningJob:
             planner=prepared.planner(job, opener.public_key),
             stepper=prepared.stepper,
             models=prepared.models,
-            intake=Intake(settings, job.id, store=store, opener=opener, announcer=announcer, clock=clock),
+            intake=Intake(
+                settings, job.id, store=store, opener=opener, acknowledge=announcer.acknowledge, clock=clock
+            ),
             announcer=announcer,
             tokens=tokens,
             clock=clock,

@@ -58,7 +58,8 @@ class OpenedFragment:
     arrived_at: float
     dummy: bool = False
     sent: bytes | None = None
-    """The payload, if it is at hand: it tells the fragment sent again from another one with its id sooner than
+    """The payload, if it is at hand: it tells the fragment sent again from another one with its id sooner
+    than
     the values do."""
 
 
@@ -274,8 +275,10 @@ class Seats:
         ):
             if row["kept"] is None:
                 raise StorageError(
-                    f"{self._database.name}: the fragments of round {number} were added up without their values,"
-                    " and aggregation.kind asks for groups of them now. Set it as it was until the round is over."
+                    f"{self._database.name}: the fragments of round {number} were added up without their "
+                    f"values,"
+                    " and aggregation.kind asks for groups of them now. Set it as it was until the round "
+                    "is over."
                 )
             count = len(row["ids"]) // _ID_BYTES
             values = np.frombuffer(row["kept"], row["kept_type"]).reshape(count, -1)
@@ -311,7 +314,8 @@ class Seats:
         lost: set[bytes] = set()
         for position in sorted(positions):
             rows = self._database.execute(
-                "DELETE FROM fragments WHERE job = ? AND round = ? AND position = ? AND ticket > ? RETURNING id",
+                "DELETE FROM fragments WHERE job = ? AND round = ? AND position = ? AND ticket > ? "
+                "RETURNING id",
                 (self._job, number, position, cuts[position]),
             ).fetchall()
             change[position] -= len(rows)

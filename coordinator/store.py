@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ from dpagent.faults import FaultPoint
 
 BLOCK_FULL: Final = "block full"
 """Why a fragment that finds no seat is rejected."""
+_NONE: Final = 0
+"""A round that no fragment is of."""
 SPENT: Final = "spent"
 """Why a fragment is rejected whose id another one has: its token has been used."""
 
@@ -38,8 +41,9 @@ class OpenRound:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What workers have to know of a round, encoded."""
+    """What workers have to know of a round: the devices that are expected, and what is announced, encoded."""
 
+    devices: int | None = None
     plan: bytes | None = None
     token_keys: bytes | None = None
 
@@ -65,11 +69,12 @@ class Store:
     Args:
         database: of the coordinator, whose directory this program holds.
         job: the number of the job in the queue.
+        counter: of the program that counts, among those that do.
     """
 
-    def __init__(self, database: Database, job: int) -> None:
+    def __init__(self, database: Database, job: int, counter: int = 0) -> None:
         self.database, self.number = database, job
-        self._seats = Seats(database, job)
+        self._seats = Seats(database, job, counter)
 
     def model(self) -> ModelState:
         """The current model."""
@@ -129,10 +134,12 @@ class Store:
             if self.open_round() is None and not self._may_open():
                 return None
             self.database.execute(
-                "INSERT INTO rounds (job, number, opened_at, deadline, plan, token_keys) "
-                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (job, number) DO UPDATE SET deadline = excluded.deadline, "
-                "plan = excluded.plan, token_keys = excluded.token_keys, counted_at = NULL",
-                (self.number, number, opened_at, deadline, shown.plan, shown.token_keys),
+                "INSERT INTO rounds (job, number, opened_at, deadline, devices, plan, token_keys) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (job, number) DO UPDATE SET deadline = "
+                "excluded.deadline, "
+                "devices = excluded.devices, plan = excluded.plan, token_keys = excluded.token_keys, "
+                "counted_at = NULL",
+                (self.number, number, opened_at, deadline, shown.devices, shown.plan, shown.token_keys),
             )
         faults.reached(FaultPoint.COORDINATOR_ROUND_OPENED)
         return self.open_round()
@@ -172,14 +179,30 @@ class Store:
         seats: int | None,
         keeps_values: bool = True,
     ) -> Counted:
-        """Count each fragment of the open round once, as far as its block has seats; see :meth:`Seats.take`."""
+        """Count each fragment of the open round once, as far as its block has seats; see
+        :meth:`Seats.take`."""
         faults.reached(FaultPoint.COORDINATOR_FRAGMENTS_OPENED)
-        with self.database.transaction():
-            counted = self._seats.take(fragments, open_round, seats, keeps_values=keeps_values)
+        with self._counting():
+            number = open_round if self._counts_in(open_round) else _NONE
+            counted = self._seats.take(fragments, number, seats, keeps_values=keeps_values)
+            self._leave(counted)
             self._add_to_counters(totals_of(counted))
             faults.reached(FaultPoint.COORDINATOR_COUNT_WRITTEN)
         faults.reached(FaultPoint.COORDINATOR_COUNTED)
         return counted
+
+    # What is another thing where several programs count: see coordinator/shared_store.py.
+
+    def _counting(self) -> AbstractContextManager[None]:
+        """The transaction of a batch."""
+        return self.database.transaction()
+
+    def _counts_in(self, number: int) -> bool:
+        """Whether fragments count in a round."""
+        return True
+
+    def _leave(self, counted: Counted) -> None:
+        """Keep what else the others have to know of a batch."""
 
     def stop_counting(self, number: int, at: float, *, seats: int | None) -> None:
         """From now on nothing counts in a round any more, by whatever program; until it is started again.
@@ -210,7 +233,8 @@ class Store:
             counts = self.counts(number).values()
             self.database.execute(
                 "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, kept = ?, noise_multiplier = ?, "
-                "epsilon = ?, out_of_range = ?, clip_norm = ?, fragments = ?, least_counted = ? "
+                "epsilon = ?, out_of_range = ?, clip_norm = ?, fragments = ?, least_counted = ?, "
+                "plan = NULL, token_keys = NULL "
                 "WHERE job = ? AND number = ?",
                 (
                     closed_at,
@@ -245,7 +269,7 @@ class Store:
         with self.database.transaction():
             self.database.execute(
                 "UPDATE rounds SET given_up_at = ?, noise_multiplier = ?, epsilon = ?, fragments = ?, "
-                "least_counted = ? WHERE job = ? AND number = ?",
+                "least_counted = ?, plan = NULL, token_keys = NULL WHERE job = ? AND number = ?",
                 (
                     given_up_at,
                     noise_multiplier,
@@ -262,7 +286,7 @@ class Store:
 
     def reject(self, reason: str, count: int) -> None:
         """Count rejected messages by reason."""
-        with self.database.transaction():
+        with self._counting():
             self._add_to_counters({f"rejected: {reason}": count})
 
     def _add_to_counters(self, amounts: Mapping[str, int]) -> None:

@@ -19,7 +19,7 @@ from coordinator.settings import FleetSettings
 from coordinator.store import Store
 from dpagent.clock import Clock
 from dpagent.errors import ConfigurationError
-from dpagent.protocol.codec import MessageError
+from dpagent.protocol.codec import MessageError, encode
 from dpagent.protocol.issuing import AskOpener
 from dpagent.protocol.tokens import MAX_ROUNDS_AHEAD, RoundKey, TokenKeys
 from dpagent.storage import disk_errors
@@ -158,6 +158,11 @@ class TokenOffice:
         """Publish the list of keys, if there is one."""
         if self._keys is not None:
             self._announcer.announce_keys(self._keys)
+
+    def encoded_keys(self) -> bytes:
+        """The list of keys, for workers."""
+        assert self._keys is not None
+        return encode(self._keys)
 
     def round_key(self, number: int) -> RoundKey:
         """The public key of a round that is open."""

@@ -119,6 +119,10 @@ class DatabaseAwayError(StorageError):
     """The server of a database is not there; what was committed is kept."""
 
 
+class NotReadyError(StorageError):
+    """What another program has to prepare first is not there yet."""
+
+
 class TransactionConflictError(StorageError):
     """A transaction was undone because of another one, and may be tried again."""
 

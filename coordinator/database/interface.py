@@ -3,7 +3,8 @@
 Statements are in the SQL that both understand, with ``?`` for values. What they cannot say alike is a method
 here: adding rows of which some may be there, and telling whether somebody else has written.
 
-A *transaction* excludes all others that are not *shared*, as SQLite has it anyway. Shared ones run beside each
+A *transaction* excludes all others that are not *shared*, as SQLite has it anyway. Shared ones run beside
+each
 other, and see nothing of each other before they end: workers count fragments in them.
 """
 
@@ -61,6 +62,10 @@ class Reader(ABC):
     @abstractmethod
     def execute(self, statement: str, values: Sequence[object] = ()) -> Result:
         """Run one statement."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """Unix time, by one clock for all programs that share the database."""
 
     @abstractmethod
     def errors(self) -> AbstractContextManager[None]:

@@ -30,6 +30,7 @@ from coordinator.database.settings import PostgresqlAddress
 from dpagent.errors import (
     ConfigurationError,
     DatabaseAwayError,
+    NotReadyError,
     StorageError,
     TransactionConflictError,
 )
@@ -132,7 +133,8 @@ class _Session(Reader):
         version = self.connection.info.server_version
         if version < _LEAST_VERSION:
             raise StorageError(
-                f"{self.name} is PostgreSQL {version // 10_000}; expected {_LEAST_VERSION // 10_000} or later."
+                f"{self.name} is PostgreSQL {version // 10_000}; expected {_LEAST_VERSION // 10_000} or "
+                f"later."
             )
         wanted = ", ".join("set_config(%s, %s, false)" for _ in _OF_SESSIONS)
         values = [text for item in _OF_SESSIONS.items() for text in item]
@@ -151,6 +153,11 @@ class _Session(Reader):
         """See :class:`Reader`."""
         return self.connection.execute(_translated(statement), values, binary=True)
 
+    def now(self) -> float:
+        """See :class:`Reader`."""
+        row = self.execute("SELECT extract(epoch FROM clock_timestamp())::float8 AS now").fetchone()
+        return float(row["now"])
+
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
         """See :class:`Reader`."""
@@ -164,13 +171,15 @@ class _Session(Reader):
         match error:
             case errors.DiskFull():
                 return StorageError(
-                    f"{name}: the disk of the database is full. Nothing was lost; free some space and restart."
+                    f"{name}: the disk of the database is full. Nothing was lost; free some space and "
+                    f"restart."
                 )
             case errors.SerializationFailure() | errors.DeadlockDetected():
                 return TransactionConflictError(f"{name}: transactions were in each other's way ({said}).")
             case errors.ReadOnlySqlTransaction():
                 return StorageError(
-                    f"{name} is read-only, such as a standby that was not promoted. Name the primary in store.url."
+                    f"{name} is read-only, such as a standby that was not promoted. Name the primary in "
+                    f"store.url."
                 )
             case errors.InsufficientPrivilege():
                 return StorageError(
@@ -179,7 +188,8 @@ class _Session(Reader):
                 )
             case errors.UndefinedTable() | errors.UndefinedColumn():
                 return StorageError(
-                    f"{name}: a table of the coordinator is missing or another one ({said}). Restore the database "
+                    f"{name}: a table of the coordinator is missing or another one ({said}). Restore the "
+                    f"database "
                     "from a backup."
                 )
         if self.connection.closed or isinstance(error, (errors.AdminShutdown, errors.CrashShutdown)):
@@ -200,6 +210,24 @@ class _Session(Reader):
         if there is None:
             return 0
         return int(self.execute("SELECT steps FROM schema_version").fetchone()["steps"])
+
+    def require_current(self) -> None:
+        """See that the tables are of this version.
+
+        Raises:
+            NotReadyError: There are none yet.
+            StorageError: They are of another version.
+        """
+        version = self.require_known()
+        if version == 0:
+            raise NotReadyError(
+                f"{self.name} has no tables yet: start `dpagent coordinator run`, which creates them."
+            )
+        if version < len(schema.STEPS):
+            raise StorageError(
+                f"{self.name} has schema {version}, and this program has {len(schema.STEPS)}. Start the "
+                "coordinator of this version first: it brings the tables up to date."
+            )
 
     def require_known(self) -> int:
         """The version of the tables.
@@ -232,10 +260,7 @@ class PostgresqlReader(_Session):
     def __init__(self, address: PostgresqlAddress) -> None:
         super().__init__(address, "reader")
         try:
-            if self.require_known() < len(schema.STEPS):
-                raise StorageError(
-                    f"{self.name} has no tables of this version. First start the coordinator, which creates them."
-                )
+            self.require_current()
             self.connection.execute("SET default_transaction_read_only = on")
         except BaseException:
             self.close()
@@ -300,14 +325,9 @@ class PostgresqlDatabase(_Session, Database):
         Raises:
             StorageError: They are of an earlier version: it is for the coordinator to change them.
         """
-        version = self.require_known()
-        if version == 0:
+        if self.require_known() == 0:
             self._migrate()
-        elif version < len(schema.STEPS):
-            raise StorageError(
-                f"{self.name} has schema {version}, and this program has {len(schema.STEPS)}. Start the "
-                "coordinator of this version first: it brings the tables up to date."
-            )
+        self.require_current()
 
     def _migrate(self) -> None:
         # One transaction a step: a crash, or a step that fails, leaves all of it undone.
@@ -373,7 +393,8 @@ class PostgresqlDatabase(_Session, Database):
     def version(self) -> int:
         """See :class:`Database`."""
         row = self.execute(
-            "SELECT coalesce(hashtext(string_agg(concat_ws(' ', number, state, paused, coalesce(trouble, ''), "
+            "SELECT coalesce(hashtext(string_agg(concat_ws(' ', number, state, paused, coalesce(trouble, "
+            "''), "
             "sends_model, deadline_s), ',' ORDER BY number)), 0) AS version FROM jobs"
         ).fetchone()
         return int(row["version"])

@@ -50,14 +50,14 @@ def _create(schema: Schema) -> None:
         "job INTEGER PRIMARY KEY REFERENCES jobs, weights BLOB NOT NULL, moments BLOB NOT NULL, "
         "clip_norm REAL NOT NULL, radii TEXT NOT NULL",
     )
-    # Nothing is counted in a round after `counted_at`; `plan` and `token_keys` are for workers.
+    # Nothing is counted in a round after `counted_at`; `devices`, `plan` and `token_keys` are for workers.
     schema.create(
         "rounds",
         """job INTEGER NOT NULL REFERENCES jobs, number INTEGER NOT NULL, opened_at REAL NOT NULL,
             deadline REAL NOT NULL, announced_at REAL, counted_at REAL, closed_at REAL, given_up_at REAL,
             noise_multiplier REAL, epsilon REAL, accuracy REAL, clamped INTEGER, kept REAL,
             fragments INTEGER, least_counted INTEGER, out_of_range TEXT, clip_norm REAL,
-            plan BLOB, token_keys BLOB, PRIMARY KEY (job, number)""",
+            devices INTEGER, plan BLOB, token_keys BLOB, PRIMARY KEY (job, number)""",
     )
     # Without references: a check for each fragment would cost more than all else here.
     schema.create(

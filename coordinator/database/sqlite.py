@@ -80,6 +80,10 @@ class SqliteReader(Reader):
         """See :class:`Reader`."""
         return self.connection.execute(statement, values)
 
+    def now(self) -> float:
+        """See :class:`Reader`."""
+        return time.time()
+
     def errors(self) -> contextlib.AbstractContextManager[None]:
         """See :class:`Reader`."""
         return disk_errors(self.file)
@@ -162,6 +166,10 @@ class SqliteDatabase(Database):
         """See :class:`Database`; here none is shared."""
         with disk_errors(self.file), transaction(self.connection):
             yield
+
+    def now(self) -> float:
+        """See :class:`Reader`."""
+        return time.time()
 
     def errors(self) -> contextlib.AbstractContextManager[None]:
         """See :class:`Reader`."""

@@ -225,7 +225,9 @@ class Connection:
         reasons: list[ReasonCode],
         _properties: Properties | None,
     ) -> None:
-        if any(reason.is_failure for reason in reasons):
+        if any(str(reason) == "Shared subscriptions not supported" for reason in reasons):
+            self._tell(Refused("it does not support shared subscriptions"))
+        elif any(reason.is_failure for reason in reasons):
             topics = ", ".join([*self._topics, *self._followed[:1]])
             self._tell(Refused(f"no permission to subscribe to one of {topics}"))
         else:
@@ -297,6 +299,7 @@ def _limits(properties: Properties | None) -> BrokerLimits:
         getattr(properties, "MaximumPacketSize", standard.maximum_packet_bytes),
         getattr(properties, "MaximumQoS", standard.maximum_qos),
         bool(getattr(properties, "RetainAvailable", standard.retains)),
+        bool(getattr(properties, "SharedSubscriptionAvailable", standard.shares)),
     )
 
 

@@ -12,6 +12,8 @@ class BrokerLimits:
     maximum_packet_bytes: int = 256 << 20
     maximum_qos: int = 2
     retains: bool = True
+    shares: bool = True
+    """Whether several clients can share a subscription."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,18 @@ class Subscription:
     """A topic filter to subscribe to, at QoS 1."""
 
     topic: str
+    group: str | None = None
+    """Of clients that share the subscription: the broker gives each message to one of them. Since MQTT 5; see
+    :attr:`BrokerLimits.shares`."""
+
+    def filter(self, prefix: str) -> str:
+        """As the broker is told it.
+
+        Args:
+            prefix: levels before the topic, of the broker's own.
+        """
+        topic = prefix + self.topic
+        return topic if self.group is None else f"$share/{self.group}/{topic}"
 
 
 class MqttSession:
@@ -94,7 +106,7 @@ class MqttSession:
         self._client_id = client_id
         # Levels of the broker's own, of which the program knows nothing.
         self._prefix = f"{settings.topic_prefix}/" if settings.topic_prefix else ""
-        self._topics = [self._prefix + subscription.topic for subscription in subscriptions]
+        self._topics = [subscription.filter(self._prefix) for subscription in subscriptions]
         self._followed: tuple[str, ...] = ()
         self._persistent = persistent
         self._pace = pace

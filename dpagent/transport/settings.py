@@ -183,6 +183,13 @@ class MqttSettings(Settings):
         """
         return self.client_id or default or "{random}"
 
+    def for_one_of_many(self) -> MqttSettings:
+        """The same settings for one of several programs that have them: each has a client identifier of its
+        own."""
+        if self.client_id is None or "{random}" in self.client_id:
+            return self
+        return self.model_copy(update={"client_id": f"{self.client_id}-{{random}}"})
+
     def new_client_id(self, default: str | None) -> str:
         """The client identifier of the next connection; see :meth:`client_id_template`.
 

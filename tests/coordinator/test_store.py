@@ -285,7 +285,7 @@ def test_the_end_is_remembered(store: Store, place: StorePlace) -> None:
 
 def test_a_reader_cannot_write(store: Store, place: StorePlace) -> None:
     reader = StoreReader(place)
-    with pytest.raises(StorageError, match="read-?only"), reader._database.errors():
+    with pytest.raises(StorageError, match=r"read-?only"), reader._database.errors():
         reader._database.execute("DELETE FROM fragments")
     reader.close()
 
@@ -293,7 +293,7 @@ def test_a_reader_cannot_write(store: Store, place: StorePlace) -> None:
 def test_a_reader_needs_a_database(tmp_path: Path, postgresql: Postgresql) -> None:
     with pytest.raises(StorageError, match="does not exist"):
         StoreReader(tmp_path / "elsewhere")
-    with pytest.raises(StorageError, match="First start the coordinator, which creates them"):
+    with pytest.raises(StorageError, match="start `dpagent coordinator run`, which creates them"):
         StoreReader(postgresql.new_place())
 
 
