@@ -125,6 +125,11 @@ class Postgresql:
     def url(self, schema: str = "public") -> str:
         return f"postgresql://{USER}@127.0.0.1:{self.port}/postgres?options=-csearch_path%3D{schema}"
 
+    def address_with_password(self, schema: str) -> str:
+        """For what reads it beside the programs."""
+        secret = f"{USER}:{PASSWORD.replace(' ', '%20')}@"
+        return self.url(schema).replace(f"{USER}@", secret)
+
     def new_schema(self) -> str:
         """A schema that no other test has: as good as a database, and made sooner."""
         self._schemas += 1

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
 import struct
 from collections import Counter
 from dataclasses import dataclass, field
@@ -35,7 +34,7 @@ from typing import Any, Final
 
 import numpy as np
 from crash.capture import Capture, Fragment, Promises
-from crash.databases import Device, view
+from crash.databases import Device, view, view_shared
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 from protocol import second_client
@@ -64,6 +63,8 @@ class Places:
     """Those of devices that sit every round out."""
     mixer: Path | None = None
     """The directory of the mixer's key, if fragments pass through one."""
+    postgresql: str | None = None
+    """The address of the coordinator's database with the password, if it is not SQLite in its directory."""
     is_patient: bool = True
     """Whether no round ends before it has the fragments of all devices."""
 
@@ -109,7 +110,8 @@ class Checker:
             self._check_device(name, device)
         self._check_published(captured, devices | bystanders)
         self._check_dummies(dummies, devices | bystanders)
-        with view(self._at.coordinator / "coordinator.db", self._promises) as connection:
+        file = self._at.coordinator / "coordinator.db"
+        with view_shared(self._at.postgresql, file, self._promises) as connection:
             if connection is None:
                 self._expect(not captured and not receipted, "there are fragments and no coordinator")
             else:
@@ -226,14 +228,16 @@ class Checker:
 
     # The coordinator.
 
-    def _check_coordinator(
-        self, connection: sqlite3.Connection, receipted: set[bytes], devices: dict[str, Device]
-    ) -> None:
+    def _check_coordinator(self, connection: Any, receipted: set[bytes], devices: dict[str, Device]) -> None:
         counted = {
             identity: (number, position)
             for identity, number, position in connection.execute("SELECT id, round, position FROM fragments")
         }
-        seats = connection.execute("SELECT id, round, position, units, type FROM seats").fetchall()
+        partial = connection.execute(
+            "SELECT round, position, fragments, units, type, ids, kept, kept_type FROM partial_sums"
+        ).fetchall()
+        tallies = connection.execute("SELECT round, position, fragments FROM tallies").fetchall()
+        left = connection.execute("SELECT digests FROM receipts").fetchall()
         rounds = connection.execute(
             "SELECT number, closed_at, fragments FROM rounds ORDER BY number"
         ).fetchall()
@@ -251,12 +255,15 @@ class Checker:
                 count <= len(devices), f"round {number}, position {position}: {count} fragments counted"
             )
         closed = {number for number, closed_at, _ in rounds if closed_at is not None}
-        self._check_seats(seats, counted, closed)
+        self._check_sums(partial, tallies, counted, closed)
         for number, closed_at, fragments in rounds:
             if closed_at is not None:
                 of_round = sum(1 for at, _ in counted.values() if at == number)
                 self._expect(fragments == of_round, f"round {number}: {of_round} counted, {fragments} stated")
         digests = {second_client.receipt(identity) for identity in (*counted, *self.capture.dummies)}
+        receipted = receipted | {
+            row[start : start + 16] for (row,) in left for start in range(0, len(row), 16)
+        }
         self._expect(receipted <= digests, f"{len(receipted - digests)} receipts for what is not counted")
         for name, device in devices.items():
             done = {digest for digest, (_, state, _) in device.fragments.items() if state == "counted"}
@@ -264,25 +271,40 @@ class Checker:
         if weights is not None and closed:
             self._check_models(closed, counted, np.frombuffer(weights, "<f4"))
 
-    def _check_seats(
+    def _check_sums(
         self,
-        seats: list[tuple[bytes, int, int, bytes, str]],
+        partial: list[tuple[int, int, int, bytes, str, bytes, bytes, str]],
+        tallies: list[tuple[int, int, int]],
         counted: dict[bytes, tuple[int, int]],
         closed: set[int],
     ) -> None:
-        """The values of the open round: each seat's are those that were sent, so their sums are."""
-        seated = Counter(identity for identity, *_ in seats)
+        """The open round: each counted fragment is in one partial sum, with the values that were sent."""
+        summed: Counter[bytes] = Counter()
+        for number, position, fragments, units, kind, ids, kept, kept_kind in partial:
+            identities = [ids[start : start + 16] for start in range(0, len(ids), 16)]
+            summed.update(identities)
+            self._expect(fragments == len(identities), "a partial sum is of another number of fragments")
+            values = np.frombuffer(kept, kept_kind).reshape(len(identities), -1)
+            total = np.frombuffer(units, kind)
+            self._expect(
+                np.array_equal(values.astype(np.int64).sum(axis=0), total),
+                "a partial sum is not that of its values",
+            )
+            for identity, stored in zip(identities, values, strict=True):
+                self._expect(counted.get(identity) == (number, position), "a sum is of another block")
+                if identity in self.capture.fragments:
+                    sent = self.capture.fragments[identity].values(self.capture.plans[number])
+                    self._expect(
+                        np.array_equal(stored, sent[: len(stored)]), f"the values of {identity.hex()} changed"
+                    )
         still_open = {identity for identity, (number, _) in counted.items() if number not in closed}
-        self._expect(set(seated) == still_open, "the seats are not those of the counted fragments")
-        self._expect(set(seated.values()) <= {1}, "a fragment has two seats")
-        for identity, number, position, units, kind in seats:
-            self._expect(counted.get(identity) == (number, position), "a seat is of another block")
-            if identity in self.capture.fragments:
-                sent = self.capture.fragments[identity].values(self.capture.plans[number])
-                stored = np.frombuffer(units, kind)
-                self._expect(
-                    np.array_equal(stored, sent[: len(stored)]), f"the values of {identity.hex()} changed"
-                )
+        self._expect(set(summed) == still_open, "the sums are not those of the counted fragments")
+        self._expect(set(summed.values()) <= {1}, "a fragment is summed twice")
+        noted: Counter[tuple[int, int]] = Counter()
+        for number, position, fragments in tallies:
+            noted[number, position] += fragments
+        found = Counter(at for identity, at in counted.items() if identity in still_open)
+        self._expect(+noted == found, "the tallies are not those of the counted fragments")
 
     def _check_models(
         self, closed: set[int], counted: dict[bytes, tuple[int, int]], stored: NDArray[np.float32]
@@ -370,7 +392,7 @@ class Checker:
 
     # The end of the job.
 
-    def _check_end(self, connection: sqlite3.Connection, devices: dict[str, Device]) -> None:
+    def _check_end(self, connection: Any, devices: dict[str, Device]) -> None:
         rounds = set(range(1, self._at.rounds + 1))
         closed = {
             row[0] for row in connection.execute("SELECT number FROM rounds WHERE closed_at IS NOT NULL")

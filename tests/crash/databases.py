@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from crash.capture import Promises
 
@@ -32,6 +33,27 @@ class Device:
 
 def _open_readonly(file: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=10)
+
+
+@contextmanager
+def view_shared(address: str | None, file: Path, promises: Promises) -> Iterator[Any]:
+    """One consistent view of the coordinator's database, or None if it has no tables yet.
+
+    Args:
+        address: of PostgreSQL, with the password; None for SQLite.
+        file: SQLite's.
+        promises: to be kept.
+    """
+    if address is None:
+        with view(file, promises) as connection:
+            yield connection
+        return
+    import psycopg
+
+    with psycopg.connect(address) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        row = connection.execute("SELECT to_regclass('schema_version')").fetchone()
+        yield None if row is None or row[0] is None else connection
 
 
 @contextmanager

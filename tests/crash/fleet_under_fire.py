@@ -20,9 +20,10 @@ from typing import Any, Final, NamedTuple
 from brokers import Broker, wait_until
 from children import PATIENCE_S
 from crash.checker import Checker, Places
-from fleets import DIGITS, write_agent, write_fleet
+from fleets import DIGITS, write_agent, write_fleet, write_shared
 from mixers import key_of, write_mixer
 from observers import Observer
+from postgresql import Postgresql
 from wiretaps import Wiretap
 
 from coordinator.keys import load_opener, load_signer
@@ -35,6 +36,11 @@ DEVICES: Final = ("device-0", "device-1")
 BYSTANDER: Final = "device-2"
 """Its job never fits its limits: it declines, and sends dummies."""
 PROGRAMS: Final = (COORDINATOR, *DEVICES, BYSTANDER)
+STANDBY: Final = "standby"
+"""Another coordinator with the same files, in a fleet whose state is in PostgreSQL."""
+WORKERS: Final = ("worker-0", "worker-1")
+SHARED_PROGRAMS: Final = (*PROGRAMS, STANDBY, *WORKERS)
+POSTGRESQL: Final = "postgresql"
 MIXER: Final = "mixer"
 """Beside them, in a fleet with one."""
 ROUNDS: Final = 3
@@ -196,7 +202,9 @@ class Outcome:
     seconds: float = 0.0
 
 
-def places(directory: Path, *, is_patient: bool = True, is_mixed: bool = False) -> Places:
+def places(
+    directory: Path, *, is_patient: bool = True, is_mixed: bool = False, postgresql: str | None = None
+) -> Places:
     """Where the checker finds a fleet under fire."""
     return Places(
         fleet=NAME,
@@ -209,6 +217,7 @@ def places(directory: Path, *, is_patient: bool = True, is_mixed: bool = False) 
         tensor_sizes=tuple(tensor.size for tensor in DIGITS.parameter_shapes),
         bystanders={BYSTANDER: directory / BYSTANDER / "state"},
         mixer=directory / MIXER / "keys" if is_mixed else None,
+        postgresql=postgresql,
         is_patient=is_patient,
     )
 
@@ -223,6 +232,7 @@ class FleetUnderFire:
         method: one of :data:`METHODS`.
         is_mixed: whether fragments pass through a mixer, to which the broker delivers all that it has seen
             again after each kill.
+        postgresql: keeps the coordinator's state, which another one and two workers share then.
     """
 
     def __init__(
@@ -233,10 +243,19 @@ class FleetUnderFire:
         method: str = "dp-sgd",
         deadline_s: float = PATIENT_S,
         is_mixed: bool = False,
+        postgresql: Postgresql | None = None,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._launcher = start
-        self.programs = (*PROGRAMS, MIXER) if is_mixed else PROGRAMS
+        self._postgresql = postgresql
+        self.programs = PROGRAMS if postgresql is None else SHARED_PROGRAMS
+        if is_mixed:
+            self.programs = (*self.programs, MIXER)
+        shared: dict[str, Any] = {}
+        schema = ""
+        if postgresql is not None:
+            schema = postgresql.new_schema()
+            shared = {"store": postgresql.settings(schema)}
         self.broker = Broker("mosquitto", directory, protocol="5").start()
         self._wiretap = Wiretap(directory, self.broker, self.programs)
 
@@ -257,7 +276,7 @@ class FleetUnderFire:
             mixer_key=mixer_key,
             round=_ROUND | {"deadline_s": deadline_s},
             mqtt=mqtt(COORDINATOR), optimiser={"learning_rate": _LEARNING_RATE, "momentum": 0.0},
-            **METHODS[method],
+            **METHODS[method], **shared,
         )  # fmt: skip
         settings = load_fleet_settings(file)
         key = load_signer(settings.keys_dir, NAME).public_key
@@ -271,7 +290,22 @@ class FleetUnderFire:
                 budget={"epsilon": 1_000.0, "coordinator": {"epsilon": 20.0, "delta": 1e-3}},
                 limits=limits | {"methods": [*METHODS_OF_PLANS], "trust": ["none", "coordinator"]},
             )  # fmt: skip
-        self.checker = Checker(places(directory, is_patient=deadline_s == PATIENT_S, is_mixed=is_mixed))
+        address = None
+        if postgresql is not None:
+            self._files[STANDBY] = file
+            for name in WORKERS:
+                self._files[name] = write_shared(
+                    directory / name,
+                    None,
+                    fleet=NAME,
+                    mqtt=mqtt(name),
+                    **shared,
+                    keys_dir="../coordinator/keys",
+                )
+            address = postgresql.address_with_password(schema)
+        self.checker = Checker(
+            places(directory, is_patient=deadline_s == PATIENT_S, is_mixed=is_mixed, postgresql=address)
+        )
 
     def run(
         self, next_fault: Callable[[str], Fault | None], next_strike: Callable[[], str | None] = lambda: None
@@ -304,7 +338,7 @@ class FleetUnderFire:
                     if name == MIXER:
                         outcome.replayed += self._replay(connections)
                     quiet_since = time.monotonic()
-                elif (name, code) == (COORDINATOR, 0):
+                elif name in (COORDINATOR, STANDBY) and code == 0:
                     is_over = True
                 else:
                     outcome.broken.append(f"{name} ended with exit code {code}")
@@ -317,6 +351,13 @@ class FleetUnderFire:
                 outcome.kills[strike] += 1
                 self.restart_broker(keep_store="without" not in strike)
                 self._check(outcome, f"after the kill of the {strike}")
+                quiet_since = time.monotonic()
+            elif strike == POSTGRESQL:
+                assert self._postgresql is not None
+                outcome.kills[strike] += 1
+                self._postgresql.kill()
+                self._postgresql.start()
+                self._check(outcome, f"after the kill of {strike}")
                 quiet_since = time.monotonic()
             if time.monotonic() > quiet_since + _STUCK_S:
                 outcome.broken.append("the job does not end; the stacks are in the logs")
@@ -358,11 +399,17 @@ class FleetUnderFire:
 
     def _start(self, name: str, fault: Fault | None) -> None:
         file = self._files[name]
-        command = {COORDINATOR: ["coordinator", "run"], MIXER: ["mixer", "run"]}.get(name, ["run"])
+        coordinator, worker = ["coordinator", "run"], ["coordinator", "worker", "--name", name]
+        command = {
+            COORDINATOR: coordinator, STANDBY: coordinator, MIXER: ["mixer", "run"],
+            **dict.fromkeys(WORKERS, worker),
+        }.get(name, ["run"])  # fmt: skip
         arguments = [*command, "--config", str(file), "--log-level", "debug"]
         self._launcher.start(name, arguments, self._log(name), fault)
 
     def _log(self, name: str) -> Path:
+        if name == STANDBY:
+            return self._files[name].with_suffix(".standby.log")
         return self._files[name].with_suffix(".log")
 
     def _check(self, outcome: Outcome, when: str, *, at_the_end: bool = False) -> None:
@@ -423,7 +470,8 @@ class RandomKills:
         if self._left <= 0 or self._random.random() < 0.3:
             return None
         self._left -= 1
-        kind = name if name in (COORDINATOR, MIXER) else "agent"
+        of_coordinator = name in (COORDINATOR, STANDBY, *WORKERS)
+        kind = COORDINATOR if of_coordinator else MIXER if name == MIXER else "agent"
         points = [point for point in FaultPoint if point.startswith((kind, "a file"))]
         delay_s = self._random.choice([0.0, self._random.uniform(0.0, 0.05)])
         return Fault(self._random.choice(points), self._random.choice([1, 1, 1, 2, 3]), delay_s)
@@ -434,6 +482,7 @@ class RandomKills:
             return None
         self._left -= 1
         self._next_at = time.monotonic() + self._random.expovariate(2.0)
-        return self._random.choice(
-            [*self._programs] * 4 + [f"{BROKER} with its store", f"{BROKER} without its store"]
-        )
+        servers = [f"{BROKER} with its store", f"{BROKER} without its store"]
+        if STANDBY in self._programs:
+            servers.append(POSTGRESQL)
+        return self._random.choice([*self._programs] * 4 + servers)

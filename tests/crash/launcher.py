@@ -22,12 +22,17 @@ from typing import TypedDict
 
 # Imported for the forks, which find them in memory.
 import agent.daemon  # noqa: F401
-import coordinator.daemon  # noqa: F401
+import coordinator.daemon
+import coordinator.database.postgresql
+import coordinator.worker
 import dpagent.learning.data.formats.npz  # noqa: F401
 import mixer.daemon  # noqa: F401
 from cli.main import main
 from dpagent import faults
 from dpagent.faults import FaultPoint
+
+with contextlib.suppress(ImportError):
+    import coordinator.database.postgresql  # noqa: F401
 
 
 class Start(TypedDict):

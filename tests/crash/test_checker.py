@@ -148,7 +148,9 @@ def a_receipted_fragment_is_not_counted(fleet: Path) -> None:
 
 def something_is_counted_that_nobody_sent(fleet: Path) -> None:
     with database(counts(fleet)) as connection:
-        connection.execute("INSERT INTO fragments VALUES (?, 1, 1, 0, 0.0)", (b"n" * 16,))
+        connection.execute(
+            "INSERT INTO fragments VALUES (?, 1, 1, 0, ?, 1, ?, 0.0)", (b"n" * 16, b"t" * 16, b"d" * 8)
+        )
 
 
 def a_fragment_is_summed_twice(fleet: Path) -> None:
@@ -164,20 +166,42 @@ def a_fragment_is_summed_twice(fleet: Path) -> None:
         connection.execute("UPDATE models SET weights = ?", (stepped.tobytes(),))
 
 
-def a_value_changes_on_its_way_to_the_sum(fleet: Path) -> None:
-    """The last round is open again, with one value of one seat off by one."""
+def reopened(fleet: Path, connection: sqlite3.Connection) -> None:
+    """The last round is open again, with a partial sum for each of its fragments."""
     checker = seen(fleet)
+    connection.execute("UPDATE rounds SET closed_at = NULL WHERE number = ?", (ROUNDS,))
+    for number, (identity, each) in enumerate(checker.capture.fragments.items()):
+        if each.round == ROUNDS:
+            units = each.values(checker.capture.plans[ROUNDS]).astype("<i4").tobytes()
+            row = (number, ROUNDS, each.position, 1, units, "<i4", identity, units, "<i4")
+            connection.execute("INSERT INTO partial_sums VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            connection.execute("INSERT INTO tallies VALUES (?, ?, ?, 1)", (ROUNDS, each.position, number))
+
+
+def a_value_changes_on_its_way_to_the_sum(fleet: Path) -> None:
     with database(counts(fleet)) as connection:
-        connection.execute("UPDATE rounds SET closed_at = NULL WHERE number = ?", (ROUNDS,))
-        for number, (identity, each) in enumerate(checker.capture.fragments.items()):
-            if each.round == ROUNDS:
-                units = each.values(checker.capture.plans[ROUNDS]).astype("<i4").tobytes()
-                row = (ROUNDS, each.position, number.to_bytes(16, "big"), identity, units, "<i4")
-                connection.execute("INSERT INTO seats VALUES (?, ?, ?, ?, ?, ?)", row)
-        (units,) = connection.execute("SELECT units FROM seats WHERE rowid = 1").fetchone()
-        values = np.frombuffer(units, "<i4").copy()
+        reopened(fleet, connection)
+        (kept,) = connection.execute("SELECT kept FROM partial_sums WHERE rowid = 1").fetchone()
+        values = np.frombuffer(kept, "<i4").copy()
         values[0] += 1
-        connection.execute("UPDATE seats SET units = ? WHERE rowid = 1", (values.tobytes(),))
+        changed = values.tobytes()
+        connection.execute("UPDATE partial_sums SET units = ?, kept = ? WHERE rowid = 1", (changed, changed))
+
+
+def a_batch_is_added_up_wrongly(fleet: Path) -> None:
+    with database(counts(fleet)) as connection:
+        reopened(fleet, connection)
+        (units,) = connection.execute("SELECT units FROM partial_sums WHERE rowid = 1").fetchone()
+        values = np.frombuffer(units, "<i4") + 1
+        connection.execute(
+            "UPDATE partial_sums SET units = ? WHERE rowid = 1", (values.astype("<i4").tobytes(),)
+        )
+
+
+def a_batch_is_lost_after_it_was_counted(fleet: Path) -> None:
+    with database(counts(fleet)) as connection:
+        reopened(fleet, connection)
+        connection.execute("DELETE FROM partial_sums WHERE rowid = 1")
 
 
 def a_fragment_is_dropped_without_being_counted(fleet: Path) -> None:
@@ -202,6 +226,8 @@ def a_fragment_is_dropped_without_being_counted(fleet: Path) -> None:
         (something_is_counted_that_nobody_sent, "nobody sent"),
         (a_fragment_is_summed_twice, "its model is not that of the captured fragments"),
         (a_value_changes_on_its_way_to_the_sum, "the values of"),
+        (a_batch_is_added_up_wrongly, "a partial sum is not that of its values"),
+        (a_batch_is_lost_after_it_was_counted, "the sums are not those of the counted fragments"),
         (a_fragment_is_dropped_without_being_counted, "has uncounted fragments"),
     ],
 )

@@ -13,12 +13,16 @@ from crash.fleet_under_fire import (
     METHODS,
     MIXER,
     PROGRAMS,
+    SHARED_PROGRAMS,
+    STANDBY,
+    WORKERS,
     Fault,
     FleetUnderFire,
     Launcher,
     RandomKills,
     launcher,
 )
+from postgresql import Postgresql
 
 from dpagent import faults
 from dpagent.faults import FaultPoint
@@ -113,6 +117,41 @@ def test_rounds_that_end_too_early_for_some_fragments_break_no_promise(
         outcome = fleet.run(kills.fault, kills.strike)
     assert outcome.broken == []
     assert outcome.kills.total() > 0
+
+
+def test_every_fault_point_of_a_shared_coordinator_is_survived(
+    tmp_path: Path, programs: Launcher, postgresql: Postgresql
+) -> None:
+    """By workers and by the two of which one runs rounds."""
+    counting = [
+        FaultPoint.COORDINATOR_FRAGMENTS_OPENED,
+        FaultPoint.COORDINATOR_COUNT_WRITTEN,
+        FaultPoint.COORDINATOR_COUNTED,
+    ]
+    # Not at the beginning of the job, to which one of the two comes alone.
+    beginning = (FaultPoint.COORDINATOR_JOB_WRITTEN, FaultPoint.COORDINATOR_JOB_BEGUN)
+    leading = [point for point in of(COORDINATOR) if point not in (*counting, *beginning)]
+    waiting = {WORKERS[0]: counting[::2], WORKERS[1]: counting[1::2], COORDINATOR: [*leading]}
+
+    def next_fault(name: str) -> Fault | None:
+        name = COORDINATOR if name == STANDBY else name
+        return Fault(waiting[name].pop(0), delay_s=0.01) if waiting.get(name) else None
+
+    with FleetUnderFire(tmp_path, programs, postgresql=postgresql) as fleet:
+        outcome = fleet.run(next_fault)
+    assert outcome.broken == []
+    # The one that stands by when the job ends has a point to which it never came.
+    assert len({*counting, *leading} - set(outcome.kills)) <= 2
+
+
+def test_a_job_of_a_shared_coordinator_is_done_whatever_is_killed_at_random(
+    tmp_path: Path, programs: Launcher, postgresql: Postgresql
+) -> None:
+    kills = RandomKills(seed=17, most=12, programs=SHARED_PROGRAMS)
+    with FleetUnderFire(tmp_path, programs, postgresql=postgresql) as fleet:
+        outcome = fleet.run(kills.fault, kills.strike)
+    assert outcome.broken == []
+    assert outcome.kills.total() >= 5
 
 
 def sources() -> dict[Path, str]:

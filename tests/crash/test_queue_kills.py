@@ -167,7 +167,11 @@ class QueueUnderFire:
                 ).fetchone()
                 assert has_model == (each["begun_at"] is not None), f"{each['name']}: by half begun"
                 assert (each["ended_at"] is None) == (each["state"] not in ("finished", "cancelled"))
-            seated = {row["id"] for row in connection.execute("SELECT id FROM seats")}
+            seated = {
+                row["ids"][start : start + 16]
+                for row in connection.execute("SELECT ids FROM partial_sums")
+                for start in range(0, len(row["ids"]), 16)
+            }
             of_open = {
                 row["id"]
                 for row in connection.execute(

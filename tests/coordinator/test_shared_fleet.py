@@ -1,0 +1,247 @@
+"""A coordinator whose state is in PostgreSQL: who runs rounds, who counts, what each says at its start."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from brokers import Broker, BrokerFactory, wait_until
+from commands import dpagent
+from fleets import write_fleet, write_shared
+from observers import Observer
+from postgresql import Postgresql, postgresql_server
+from shared_fleets import SOON, SharedFleet, digest, fragments_of, send
+
+from dpagent.errors import ExitCode
+from dpagent.storage import StateDirectory
+
+DEVICES = 12
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture
+def fleet(
+    tmp_path: Path, mosquitto: Broker, postgresql: Postgresql, request: pytest.FixtureRequest
+) -> SharedFleet:
+    name = request.node.name.removeprefix("test_")[:60]
+    return SharedFleet(tmp_path, mosquitto, postgresql, name, devices=DEVICES, rounds=1)
+
+
+@pytest.fixture
+def programs() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_the_sum_is_exact_whoever_counts_and_whoever_is_killed(
+    fleet: SharedFleet, programs: ExitStack, mosquitto: Broker
+) -> None:
+    """Of two workers one is killed and another one comes; fragments are sent twice, as devices do."""
+    observer = programs.enter_context(Observer(mosquitto, fleet.name))
+    coordinator = programs.enter_context(fleet.coordinator())
+    first, second = (programs.enter_context(fleet.worker("--name", name)) for name in ("one", "two"))
+    for each in (first, second):
+        wait_until(lambda each=each: "round 1 is counted" in each.said(), "the workers")
+    plan = fleet.plan(observer)
+    fragments = fragments_of(plan, DEVICES)
+    half = fragments[: len(fragments) // 2]
+    send(observer, plan, [*half, *half])
+    wait_until(lambda: all(each.fragments for each in fleet.workers()), "a share of the work for each")
+    first.kill()
+    programs.enter_context(fleet.worker("--name", "three"))
+
+    def is_over() -> bool:
+        if coordinator.process.poll() is not None:
+            return True
+        receipted = fleet.receipted(observer)
+        send(observer, plan, [each for each in fragments if digest(each) not in receipted])
+        return False
+
+    wait_until(is_over, "the end of the job", 60.0)
+    assert coordinator.wait() == 0
+    (closed,) = fleet.rounds()
+    assert closed.fragments == len(fragments)
+    assert fleet.counters()["duplicates"] >= len(half) // 2
+    assert fleet.weights() == fleet.stepped(plan, fragments)
+    with fleet.database() as database:
+        assert database.execute("SELECT count(*) FROM partial_sums").fetchone()[0] == 0
+    status = dpagent("coordinator", "status", "--config", fleet.file)
+    assert "Job first" in status.stdout
+    assert "finished" in status.stdout
+
+
+def test_another_coordinator_stands_by_and_takes_the_place_of_one_that_is_killed(
+    fleet: SharedFleet, programs: ExitStack, mosquitto: Broker
+) -> None:
+    """Also on the same machine, with the same files."""
+    observer = programs.enter_context(Observer(mosquitto, fleet.name))
+    first = programs.enter_context(fleet.coordinator())
+    wait_until(lambda: observer.plans, "the plan")
+    second = programs.enter_context(fleet.coordinator())
+    wait_until(lambda: "Standing by" in second.said(), "the second one")
+    who = f"run by another coordinator ({socket.gethostname()}, process {first.process.pid}, since"
+    assert who in second.said()
+    assert "no worker counts fragments: start `dpagent coordinator worker`" in first.said()
+    plans = len(observer.plans)
+    first.kill()
+    wait_until(lambda: len(observer.plans) > plans, "the plan, by the second one")
+    assert fleet.plan(observer).round == 1
+    second.process.send_signal(signal.SIGTERM)
+    assert second.wait() == ExitCode.OK
+
+
+def test_a_coordinator_that_stands_by_is_stopped_at_once(fleet: SharedFleet, programs: ExitStack) -> None:
+    with fleet.database() as database:
+        assert database.lead()
+        waiting = programs.enter_context(fleet.coordinator())
+        wait_until(lambda: "Standing by" in waiting.said(), "the one that stands by")
+        waiting.process.send_signal(signal.SIGINT)
+        assert waiting.wait() == ExitCode.INTERRUPTED
+
+
+def test_a_database_that_goes_away_ends_nothing(
+    tmp_path: Path, mosquitto: Broker, programs: ExitStack
+) -> None:
+    server = programs.enter_context(postgresql_server())
+    fleet = SharedFleet(tmp_path, mosquitto, server, "away", devices=2, rounds=1)
+    observer = programs.enter_context(Observer(mosquitto, fleet.name))
+    coordinator, worker = programs.enter_context(fleet.coordinator()), programs.enter_context(fleet.worker())
+    wait_until(lambda: "round 1 is counted" in worker.said(), "the worker")
+    plan = fleet.plan(observer)
+    fragments = fragments_of(plan, 2)
+    send(observer, plan, fragments[:4])
+    wait_until(lambda: len(fleet.receipted(observer)) == 4, "four receipts")
+    server.kill()
+    for each in (coordinator, worker):
+        wait_until(lambda each=each: "is away" in each.said(), "a word on that")
+        wait_until(lambda each=each: "Trying again" in each.said(), "more tries")
+    server.start()
+    wait_until(lambda: worker.said().count("round 1 is counted") == 2, "the worker, again")
+    send(observer, plan, fragments)
+    wait_until(lambda: coordinator.process.poll() is not None, "the end of the job", 60.0)
+    assert coordinator.wait() == 0
+    assert fleet.weights() == fleet.stepped(plan, fragments)
+
+
+# --- sentences at the start ------------------------------------------------------------------------
+
+
+def refused(fleet: SharedFleet, *words: str, file: Path | None = None) -> tuple[int, str]:
+    result = dpagent("coordinator", *words, "--config", file or fleet.file)
+    return result.returncode, " ".join(result.stderr.split())
+
+
+def started(fleet: SharedFleet, version: str | None = None) -> None:
+    """What a coordinator leaves in the database."""
+    from coordinator.leadership import lead
+    from dpagent import __version__
+
+    database = lead(fleet.settings, fleet._key)
+    database.execute("UPDATE fleet SET version = ?", (version or __version__,))
+    database.close()
+
+
+def test_another_fleets_database_is_refused(fleet: SharedFleet, mosquitto: Broker, tmp_path: Path) -> None:
+    started(fleet)
+    other = write_fleet(tmp_path / "other", mosquitto, fleet=fleet.name, store=fleet.store, round=SOON)
+    code, said = refused(fleet, "run", file=other)
+    assert code == ExitCode.CONFIGURATION
+    assert f"is the store of fleet '{fleet.name}' with coordinator key {fleet._key}" in said
+    assert "Two coordinators cannot share it" in said
+    code, said = refused(
+        fleet, "worker", file=write_shared(tmp_path / "third", mosquitto, fleet="b", store=fleet.store)
+    )
+    assert (code, "this is a worker of 'b'" in said) == (ExitCode.CONFIGURATION, True)
+
+
+def test_a_worker_of_another_version_is_refused(fleet: SharedFleet) -> None:
+    started(fleet, "0.0.1")
+    code, said = refused(fleet, "worker")
+    assert code == ExitCode.CONFIGURATION
+    assert "and the coordinator 0.0.1. Install the version of the coordinator" in said
+
+
+def test_a_worker_ends_when_the_coordinator_is_of_another_version_now(
+    fleet: SharedFleet, programs: ExitStack
+) -> None:
+    started(fleet)
+    worker = programs.enter_context(fleet.worker())
+    wait_until(lambda: "connected" in worker.said(), "the worker")
+    with fleet.database() as database:
+        database.execute("UPDATE fleet SET version = '9.9'")
+    wait_until(lambda: worker.process.poll() is not None, "its end")
+    assert worker.wait() == ExitCode.CONFIGURATION
+    assert "the coordinator 9.9" in worker.said()
+
+
+def test_a_worker_waits_for_the_first_coordinator(fleet: SharedFleet, programs: ExitStack) -> None:
+    worker = programs.enter_context(fleet.worker())
+    wait_until(lambda: "has no tables yet: start `dpagent coordinator run`" in worker.said(), "a word")
+    started(fleet)
+    wait_until(lambda: "connected" in worker.said(), "the worker")
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.wait() == ExitCode.OK
+
+
+def test_a_worker_without_the_key_is_told_where_to_get_it_and_may_have_it_from_the_database(
+    fleet: SharedFleet, tmp_path: Path, mosquitto: Broker, programs: ExitStack
+) -> None:
+    started(fleet)
+    alone = write_shared(tmp_path / "alone", mosquitto, fleet=fleet.name, store=fleet.store)
+    code, said = refused(fleet, "worker", file=alone)
+    assert code == ExitCode.CONFIGURATION
+    assert "sealing.key is missing" in said
+    assert "store.shares_sealing_key: true" in said
+    shared = fleet.settings.store.model_copy(update={"shares_sealing_key": True})
+    fleet.settings = fleet.settings.model_copy(update={"store": shared})
+    started(fleet)
+    worker = programs.enter_context(fleet.worker(file=alone))
+    wait_until(lambda: "connected" in worker.said(), "the worker")
+    assert not (tmp_path / "alone" / "keys").exists()
+
+
+def test_a_worker_beside_sqlite_is_refused(tmp_path: Path, mosquitto: Broker, fleet: SharedFleet) -> None:
+    code, said = refused(fleet, "worker", file=write_fleet(tmp_path / "file", mosquitto))
+    assert (code, "store.url is not set" in said) == (ExitCode.CONFIGURATION, True)
+
+
+@pytest.mark.parametrize("protocol", ["auto", "3.1.1"])
+def test_a_broker_without_shared_subscriptions_is_refused(
+    tmp_path: Path, new_broker: BrokerFactory, amqtt: Broker, postgresql: Postgresql, protocol: str
+) -> None:
+    broker = amqtt if protocol == "auto" else new_broker("mosquitto", "3.1.1").start()
+    fleet = SharedFleet(tmp_path, broker, postgresql, "unshared")
+    started(fleet)
+    code, said = refused(fleet, "worker")
+    assert code == ExitCode.BROKER
+    assert "speaks MQTT 3.1.1 here, and workers need shared subscriptions (MQTT 5)" in said
+
+
+def test_a_wrong_password_is_a_sentence_without_the_password(fleet: SharedFleet, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text("battery staple\n")
+    for command in ("run", "worker", "status"):
+        result = dpagent(
+            "coordinator", command, "--config", fleet.file,
+            *(["--set", f"store.password_file={wrong}"] if command != "status" else []),
+        )  # fmt: skip
+        if command == "status":
+            assert "has no tables yet" in result.stderr
+            continue
+        assert result.returncode == ExitCode.CONFIGURATION
+        assert "refuses the connection" in result.stderr
+        assert "Check store.url and store.password_file" in " ".join(result.stderr.split())
+        assert "battery" not in result.stderr
+
+
+def test_two_coordinators_with_one_directory_and_two_databases_do_not_run(
+    fleet: SharedFleet, postgresql: Postgresql
+) -> None:
+    with StateDirectory(fleet.settings.state_dir):
+        code, said = refused(fleet, "run")
+    assert (code, "is in use by process" in said) == (ExitCode.STATE_IN_USE, True)
