@@ -105,9 +105,7 @@ class StoreReader:
                 "SELECT number, opened_at, closed_at, given_up_at, noise_multiplier, epsilon, accuracy, "
                 "clamped, kept, clip_norm, coalesce(out_of_range, '[]') AS out_of_range, least_counted, "
                 "coalesce(fragments, (SELECT CAST(sum(fragments) AS BIGINT) FROM tallies WHERE round = "
-                "number), 0) "
-                "AS fragments "
-                "FROM rounds WHERE job = ? ORDER BY number",
+                "number), 0) AS fragments FROM rounds WHERE job = ? ORDER BY number",
                 (number,),
             )
             return [

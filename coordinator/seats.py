@@ -276,9 +276,8 @@ class Seats:
             if row["kept"] is None:
                 raise StorageError(
                     f"{self._database.name}: the fragments of round {number} were added up without their "
-                    f"values,"
-                    " and aggregation.kind asks for groups of them now. Set it as it was until the round "
-                    "is over."
+                    "values, and aggregation.kind asks for groups of them now. Set it as it was until the "
+                    "round is over."
                 )
             count = len(row["ids"]) // _ID_BYTES
             values = np.frombuffer(row["kept"], row["kept_type"]).reshape(count, -1)

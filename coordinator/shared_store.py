@@ -225,9 +225,9 @@ def claim(
         if row is not None and (row["name"], row["signing_key"]) != (fleet, signing_key):
             raise ConfigurationError(
                 f"{database.name} is the store of fleet {row['name']!r} with coordinator key "
-                f"{row['signing_key']}; this is fleet {fleet!r} with {signing_key}. Two coordinators cannot "
-                f"share "
-                "it: give this one a database or schema of its own, or the keys_dir of the other."
+                f"{row['signing_key']}; this is fleet {fleet!r} with {signing_key}. Two coordinators "
+                "cannot share it: give this one a database or schema of its own, or the keys_dir of the "
+                "other."
             )
         database.execute("DELETE FROM fleet")
         database.execute(
@@ -262,6 +262,5 @@ def require_same(database: Reader, fleet: str, version: str) -> None:
     if row["version"] != version:
         raise ConfigurationError(
             f"This worker is dpagent {version}, and the coordinator {row['version']}. Install the version "
-            f"of the "
-            "coordinator: another one may read fragments otherwise."
+            "of the coordinator: another one may read fragments otherwise."
         )

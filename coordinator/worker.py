@@ -62,8 +62,7 @@ def worker_address(settings: CoordinatorSettings) -> PostgresqlAddress:
     if address is None:
         raise ConfigurationError(
             "store.url is not set, so the coordinator keeps its state in SQLite and counts by itself; "
-            "expected "
-            "postgresql://USER@HOST/DATABASE, which workers share with it."
+            "expected postgresql://USER@HOST/DATABASE, which workers share with it."
         )
     return address
 
@@ -118,9 +117,8 @@ class Worker:
             return Opener(secret, self._settings.fleet)
         raise ConfigurationError(
             f"{self._settings.keys_dir / 'sealing.key'} is missing, by which fragments are opened. Copy it "
-            f"from "
-            "the coordinator's keys_dir (mode 0600, without signing.key), or have the coordinator share it "
-            "through the database: store.shares_sealing_key: true."
+            "from the coordinator's keys_dir (mode 0600, without signing.key), or have the coordinator "
+            "share it through the database: store.shares_sealing_key: true."
         )
 
     def close(self) -> None:
@@ -183,11 +181,14 @@ class Worker:
         """
         if protocol == "5" and shares:
             return
-        lacks = f"speaks MQTT {protocol} here" if protocol != "5" else "has no shared subscriptions"
+        lacks = (
+            f"speaks MQTT {protocol} here, and workers need shared subscriptions (MQTT 5)"
+            if protocol != "5"
+            else "has no shared subscriptions, and workers need them"
+        )
         raise BrokerError(
-            f"The broker at {self._settings.mqtt.url} {lacks}, and workers need shared subscriptions (MQTT "
-            f"5). Use "
-            "a broker that has them, such as Mosquitto or EMQX (mqtt.protocol: auto or 5), or let the "
+            f"The broker at {self._settings.mqtt.url} {lacks}. Use a broker that has them, such as "
+            f"Mosquitto or EMQX (mqtt.protocol: auto or 5), or let the "
             "coordinator count alone: remove store.url."
         )
 
@@ -214,14 +215,12 @@ class Worker:
         except MessageError as error:
             raise ConfigurationError(
                 f"The plan of round {current.number} cannot be read ({error}): another version of dpagent "
-                f"wrote it. "
-                "Install the coordinator's version."
+                "wrote it. Install the coordinator's version."
             ) from error
         if plan.sealing_key != self._opener.public_key:
             raise ConfigurationError(
                 f"Round {current.number} is sealed to another key than this worker has. Copy sealing.key "
-                f"from the "
-                f"coordinator's keys_dir to {self._settings.keys_dir}."
+                f"from the coordinator's keys_dir to {self._settings.keys_dir}."
             )
         with self._database.errors():
             queued = next(each for each in jobs_in(self._database) if each.number == current.job)

@@ -46,7 +46,7 @@ class SharedFleet:
         changes = {"fleet": name, "round": SOON, "store": self.store, "cap": {"kind": "none"}, **changes}
         self.file = write_fleet(directory / "coordinator", broker, **changes)
         self.settings: FleetSettings = load_fleet_settings(self.file)
-        self._key = load_signer(self.settings.keys_dir, name).public_key
+        self.key = load_signer(self.settings.keys_dir, name).public_key
         load_opener(self.settings.keys_dir, name)
         self._programs = 0
 
@@ -90,13 +90,13 @@ class SharedFleet:
 
     def plan(self, observer: Observer) -> Plan:
         """The last one that was announced."""
-        return Verifier(self._key, self.name).open(observer.plans[-1], Plan, "plan")
+        return Verifier(self.key, self.name).open(observer.plans[-1], Plan, "plan")
 
     def receipted(self, observer: Observer) -> set[bytes]:
         """Digests of ids."""
-        verifier, found = Verifier(self._key, self.name), set()
+        verifier, found = Verifier(self.key, self.name), set()
         for message in observer.receipts:
-            digests = verifier.open(message, Receipts, "receipts").data
+            digests = verifier.open(message, Receipts, "receipts").digests
             found |= {digests[start : start + 16] for start in range(0, len(digests), 16)}
         return found
 

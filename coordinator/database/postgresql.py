@@ -134,7 +134,7 @@ class _Session(Reader):
         if version < _LEAST_VERSION:
             raise StorageError(
                 f"{self.name} is PostgreSQL {version // 10_000}; expected {_LEAST_VERSION // 10_000} or "
-                f"later."
+                "later."
             )
         wanted = ", ".join("set_config(%s, %s, false)" for _ in _OF_SESSIONS)
         values = [text for item in _OF_SESSIONS.items() for text in item]
@@ -172,14 +172,14 @@ class _Session(Reader):
             case errors.DiskFull():
                 return StorageError(
                     f"{name}: the disk of the database is full. Nothing was lost; free some space and "
-                    f"restart."
+                    "restart."
                 )
             case errors.SerializationFailure() | errors.DeadlockDetected():
                 return TransactionConflictError(f"{name}: transactions were in each other's way ({said}).")
             case errors.ReadOnlySqlTransaction():
                 return StorageError(
                     f"{name} is read-only, such as a standby that was not promoted. Name the primary in "
-                    f"store.url."
+                    "store.url."
                 )
             case errors.InsufficientPrivilege():
                 return StorageError(
@@ -189,8 +189,7 @@ class _Session(Reader):
             case errors.UndefinedTable() | errors.UndefinedColumn():
                 return StorageError(
                     f"{name}: a table of the coordinator is missing or another one ({said}). Restore the "
-                    f"database "
-                    "from a backup."
+                    "database from a backup."
                 )
         if self.connection.closed or isinstance(error, (errors.AdminShutdown, errors.CrashShutdown)):
             return DatabaseAwayError(f"{name} is away ({said}). Nothing that was receipted is lost.")
@@ -394,8 +393,7 @@ class PostgresqlDatabase(_Session, Database):
         """See :class:`Database`."""
         row = self.execute(
             "SELECT coalesce(hashtext(string_agg(concat_ws(' ', number, state, paused, coalesce(trouble, "
-            "''), "
-            "sends_model, deadline_s), ',' ORDER BY number)), 0) AS version FROM jobs"
+            "''), sends_model, deadline_s), ',' ORDER BY number)), 0) AS version FROM jobs"
         ).fetchone()
         return int(row["version"])
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from brokers import Broker, BrokerFactory, wait_until
+from brokers import Broker, wait_until
 from commands import dpagent
 from fleets import write_fleet, write_shared
 from observers import Observer
 from postgresql import Postgresql, postgresql_server
 from shared_fleets import SOON, SharedFleet, digest, fragments_of, send
 
-from dpagent.errors import ExitCode
+from coordinator.daemon import Coordinator
+from coordinator.keys import load_opener
+from coordinator.leadership import lead
+from coordinator.settings import load_coordinator_settings, load_fleet_settings
+from coordinator.worker import Worker
+from dpagent import __version__
+from dpagent.errors import BrokerError, ConfigurationError, ExitCode, StateInUseError
 from dpagent.storage import StateDirectory
 
 DEVICES = 12
@@ -131,52 +139,45 @@ def test_a_database_that_goes_away_ends_nothing(
 # --- sentences at the start ------------------------------------------------------------------------
 
 
-def refused(fleet: SharedFleet, *words: str, file: Path | None = None) -> tuple[int, str]:
-    result = dpagent("coordinator", *words, "--config", file or fleet.file)
-    return result.returncode, " ".join(result.stderr.split())
+def worker_of(file: Path) -> Worker:
+    return Worker(load_coordinator_settings(file), name="tried")
 
 
-def started(fleet: SharedFleet, version: str | None = None) -> None:
+def started(fleet: SharedFleet, version: str = __version__) -> None:
     """What a coordinator leaves in the database."""
-    from coordinator.leadership import lead
-    from dpagent import __version__
-
-    database = lead(fleet.settings, fleet._key)
-    database.execute("UPDATE fleet SET version = ?", (version or __version__,))
-    database.close()
+    with lead(fleet.settings, fleet.key) as database:
+        database.execute("UPDATE fleet SET version = ?", (version,))
 
 
 def test_another_fleets_database_is_refused(fleet: SharedFleet, mosquitto: Broker, tmp_path: Path) -> None:
     started(fleet)
     other = write_fleet(tmp_path / "other", mosquitto, fleet=fleet.name, store=fleet.store, round=SOON)
-    code, said = refused(fleet, "run", file=other)
-    assert code == ExitCode.CONFIGURATION
-    assert f"is the store of fleet '{fleet.name}' with coordinator key {fleet._key}" in said
-    assert "Two coordinators cannot share it" in said
-    code, said = refused(
-        fleet, "worker", file=write_shared(tmp_path / "third", mosquitto, fleet="b", store=fleet.store)
-    )
-    assert (code, "this is a worker of 'b'" in said) == (ExitCode.CONFIGURATION, True)
+    words = re.escape(f"is the store of fleet '{fleet.name}' with coordinator key {fleet.key}; this is fleet")
+    with pytest.raises(ConfigurationError, match=f"{words}.*Two coordinators cannot share it"):
+        Coordinator(load_fleet_settings(other))
+    started(fleet)  # The one that was refused leads no more.
+    with pytest.raises(ConfigurationError, match="this is a worker of 'b'"):
+        worker_of(write_shared(tmp_path / "third", mosquitto, fleet="b", store=fleet.store))
 
 
 def test_a_worker_of_another_version_is_refused(fleet: SharedFleet) -> None:
     started(fleet, "0.0.1")
-    code, said = refused(fleet, "worker")
-    assert code == ExitCode.CONFIGURATION
-    assert "and the coordinator 0.0.1. Install the version of the coordinator" in said
+    with pytest.raises(
+        ConfigurationError, match=r"the coordinator 0\.0\.1\. Install the version of the coord"
+    ):
+        worker_of(fleet.file)
 
 
 def test_a_worker_ends_when_the_coordinator_is_of_another_version_now(
-    fleet: SharedFleet, programs: ExitStack
+    fleet: SharedFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("coordinator.worker._SEEN_S", 0.0)
     started(fleet)
-    worker = programs.enter_context(fleet.worker())
-    wait_until(lambda: "connected" in worker.said(), "the worker")
+    worker = worker_of(fleet.file)
     with fleet.database() as database:
         database.execute("UPDATE fleet SET version = '9.9'")
-    wait_until(lambda: worker.process.poll() is not None, "its end")
-    assert worker.wait() == ExitCode.CONFIGURATION
-    assert "the coordinator 9.9" in worker.said()
+    with pytest.raises(ConfigurationError, match=r"the coordinator 9\.9"):
+        worker.run(threading.Event())
 
 
 def test_a_worker_waits_for_the_first_coordinator(fleet: SharedFleet, programs: ExitStack) -> None:
@@ -186,62 +187,75 @@ def test_a_worker_waits_for_the_first_coordinator(fleet: SharedFleet, programs: 
     wait_until(lambda: "connected" in worker.said(), "the worker")
     worker.process.send_signal(signal.SIGTERM)
     assert worker.wait() == ExitCode.OK
+    assert fleet.workers() == [], "it has taken its leave"
 
 
 def test_a_worker_without_the_key_is_told_where_to_get_it_and_may_have_it_from_the_database(
-    fleet: SharedFleet, tmp_path: Path, mosquitto: Broker, programs: ExitStack
+    fleet: SharedFleet, tmp_path: Path, mosquitto: Broker
 ) -> None:
     started(fleet)
     alone = write_shared(tmp_path / "alone", mosquitto, fleet=fleet.name, store=fleet.store)
-    code, said = refused(fleet, "worker", file=alone)
-    assert code == ExitCode.CONFIGURATION
-    assert "sealing.key is missing" in said
-    assert "store.shares_sealing_key: true" in said
+    with pytest.raises(ConfigurationError, match=r"sealing\.key is missing.*store\.shares_sealing_key: true"):
+        worker_of(alone)
     shared = fleet.settings.store.model_copy(update={"shares_sealing_key": True})
     fleet.settings = fleet.settings.model_copy(update={"store": shared})
     started(fleet)
-    worker = programs.enter_context(fleet.worker(file=alone))
-    wait_until(lambda: "connected" in worker.said(), "the worker")
-    assert not (tmp_path / "alone" / "keys").exists()
+    worker_of(alone).close()
+    assert not (tmp_path / "alone" / "keys").exists(), "it is on no disk of the worker"
 
 
-def test_a_worker_beside_sqlite_is_refused(tmp_path: Path, mosquitto: Broker, fleet: SharedFleet) -> None:
-    code, said = refused(fleet, "worker", file=write_fleet(tmp_path / "file", mosquitto))
-    assert (code, "store.url is not set" in said) == (ExitCode.CONFIGURATION, True)
-
-
-@pytest.mark.parametrize("protocol", ["auto", "3.1.1"])
-def test_a_broker_without_shared_subscriptions_is_refused(
-    tmp_path: Path, new_broker: BrokerFactory, amqtt: Broker, postgresql: Postgresql, protocol: str
+def test_a_worker_with_another_key_is_told_so(
+    fleet: SharedFleet, tmp_path: Path, mosquitto: Broker, programs: ExitStack
 ) -> None:
-    broker = amqtt if protocol == "auto" else new_broker("mosquitto", "3.1.1").start()
-    fleet = SharedFleet(tmp_path, broker, postgresql, "unshared")
+    observer = programs.enter_context(Observer(mosquitto, fleet.name))
+    programs.enter_context(fleet.coordinator())
+    wait_until(lambda: observer.plans, "the plan")
+    other = write_shared(tmp_path / "other", mosquitto, fleet=fleet.name, store=fleet.store)
+    load_opener(tmp_path / "other" / "keys", fleet.name)
+    with pytest.raises(ConfigurationError, match="sealed to another key than this worker has"):
+        worker_of(other).run(threading.Event())
+
+
+def test_a_worker_beside_sqlite_is_refused(tmp_path: Path, mosquitto: Broker) -> None:
+    with pytest.raises(ConfigurationError, match=r"store\.url is not set"):
+        worker_of(write_fleet(tmp_path / "file", mosquitto))
+
+
+@pytest.mark.parametrize("software", ["amqtt", "mosquitto"])
+def test_a_broker_without_shared_subscriptions_is_refused(
+    tmp_path: Path, request: pytest.FixtureRequest, postgresql: Postgresql, software: str
+) -> None:
+    """One that knows MQTT 3.1.1 alone, and one that is asked for it."""
+    broker: Broker = request.getfixturevalue(software)
+    own = broker.values | ({"protocol": "3.1.1"} if software == "mosquitto" else {})
+    fleet = SharedFleet(tmp_path, broker, postgresql, "unshared", mqtt=own)
     started(fleet)
-    code, said = refused(fleet, "worker")
-    assert code == ExitCode.BROKER
-    assert "speaks MQTT 3.1.1 here, and workers need shared subscriptions (MQTT 5)" in said
+    worker = worker_of(fleet.file)
+    with pytest.raises(BrokerError, match=r"speaks MQTT 3\.1\.1 here, and workers need shared subscriptions"):
+        worker.run(threading.Event())
 
 
-def test_a_wrong_password_is_a_sentence_without_the_password(fleet: SharedFleet, tmp_path: Path) -> None:
+def test_a_broker_that_says_it_shares_nothing_is_refused(fleet: SharedFleet) -> None:
+    started(fleet)
+    worker = worker_of(fleet.file)
+    with pytest.raises(BrokerError, match="has no shared subscriptions, and workers need them"):
+        worker._require_sharing("5", shares=False)
+    worker.close()
+
+
+def test_a_wrong_password_is_a_sentence_without_the_password(
+    fleet: SharedFleet, tmp_path: Path, postgresql: Postgresql
+) -> None:
     wrong = tmp_path / "wrong"
     wrong.write_text("battery staple\n")
-    for command in ("run", "worker", "status"):
-        result = dpagent(
-            "coordinator", command, "--config", fleet.file,
-            *(["--set", f"store.password_file={wrong}"] if command != "status" else []),
-        )  # fmt: skip
-        if command == "status":
-            assert "has no tables yet" in result.stderr
-            continue
-        assert result.returncode == ExitCode.CONFIGURATION
-        assert "refuses the connection" in result.stderr
-        assert "Check store.url and store.password_file" in " ".join(result.stderr.split())
-        assert "battery" not in result.stderr
+    result = dpagent("coordinator", "worker", "--config", fleet.file, "--set", f"store.password_file={wrong}")
+    said = " ".join(result.stderr.split())
+    assert result.returncode == ExitCode.CONFIGURATION
+    assert "refuses the connection" in said
+    assert "Check store.url and store.password_file" in said
+    assert "battery" not in said
 
 
-def test_two_coordinators_with_one_directory_and_two_databases_do_not_run(
-    fleet: SharedFleet, postgresql: Postgresql
-) -> None:
-    with StateDirectory(fleet.settings.state_dir):
-        code, said = refused(fleet, "run")
-    assert (code, "is in use by process" in said) == (ExitCode.STATE_IN_USE, True)
+def test_the_directory_is_held_by_the_one_that_leads(fleet: SharedFleet) -> None:
+    with StateDirectory(fleet.settings.state_dir), pytest.raises(StateInUseError):
+        Coordinator(fleet.settings)
