@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 from brokers import Broker, BrokerFactory, Software
 from hypothesis import HealthCheck, Phase
-from postgresql import Postgresql, postgresql_server
+from postgresql import Postgresql, new_place, postgresql_server
 
 from coordinator.database.settings import StorePlace
 
@@ -87,7 +87,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> StorePlace:
     if request.param == "sqlite":
         return tmp_path
     server: Postgresql = request.getfixturevalue("postgresql")
-    return server.new_place()
+    return new_place(server)
 
 
 @pytest.fixture

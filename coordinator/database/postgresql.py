@@ -372,12 +372,15 @@ class PostgresqlDatabase(_Session, Database):
             return set()
         # Two that add the same keys wait for each other in one order, so neither waits for ever.
         columns_of_values = zip(*sorted(rows, key=lambda row: cast(Any, row[0])), strict=True)
-        arrays = ", ".join(f"?::{TYPES[kind]}[]" for kind in columns.values())
+        # In binary: as text, the library would quote each value.
+        arrays = ", ".join(f"%b::{TYPES[kind]}[]" for kind in columns.values())
         key = next(iter(columns))
-        result = self.execute(
+        statement = (
             f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM unnest({arrays}) "
-            f"ON CONFLICT DO NOTHING RETURNING {key}",
-            [list(values) for values in columns_of_values],
+            f"ON CONFLICT DO NOTHING RETURNING {key}"
+        )
+        result = self.connection.execute(
+            sql.SQL(cast(Literal[""], statement)), [list(values) for values in columns_of_values], binary=True
         )
         return {row[0] for row in result}
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from postgresql import Postgresql
+from postgresql import Postgresql, new_place
 from stores import JOB, begin, open_store
 
 from coordinator.database.settings import StorePlace
@@ -294,7 +294,7 @@ def test_a_reader_needs_a_database(tmp_path: Path, postgresql: Postgresql) -> No
     with pytest.raises(StorageError, match="does not exist"):
         StoreReader(tmp_path / "elsewhere")
     with pytest.raises(StorageError, match="start `dpagent coordinator run`, which creates them"):
-        StoreReader(postgresql.new_place())
+        StoreReader(new_place(postgresql))
 
 
 def test_totals_are_values_of_their_own(store: Store) -> None:

@@ -302,7 +302,7 @@ class FleetUnderFire:
                     **shared,
                     keys_dir="../coordinator/keys",
                 )
-            address = postgresql.address_with_password(schema)
+            address = postgresql.address(schema)
         self.checker = Checker(
             places(directory, is_patient=deadline_s == PATIENT_S, is_mixed=is_mixed, postgresql=address)
         )
