@@ -71,6 +71,8 @@ class Announced:
     """Why the last attempt failed."""
     waits: bool = False
     """For a receipt of an earlier round, before it is decided on."""
+    has_probes: bool = False
+    """It was seen to that it has the probes that it needs."""
     why_not: str | None = None
     """Why it is sat out, if dummies leave when an update would."""
     fixed_until: float = -math.inf
@@ -124,10 +126,12 @@ class Announcements:
         self.current: Announced | None = None
         """The last round announced."""
         self._busy_until = -math.inf
-        """No work on another round begins before (monotonic)."""
+        """No work on another round begins before (monotonic), which may be a point of the grid."""
+        self._busy_on_any_grid = -math.inf
+        """The same, whatever the grid is."""
         self._underway: Announced | None = None
         """The last round whose slots have begun, and the slots: it trains, or is sat out."""
-        self._slots = Slots(-math.inf, 1)
+        self._slots = Slots(-math.inf, 1, -math.inf)
 
     # A plan arrives: the round is offered.
 
@@ -176,8 +180,9 @@ class Announcements:
         if is_new and underway is not None and now < underway.fixed_until and underway.digest == digest:
             # A plan of another job came between, and broke nothing off.
             self.current = underway
-            self._publisher.open_window(underway.plan, *self._slots)
+            self._publisher.open_window(underway.plan, self._slots.begins_at, self._slots.number)
             self._publisher.draw_times()
+            self.draw_probe_times()
             return
         phase = self._phase_of(plan, digest)
         if is_new or before is None or before.plan != plan:
@@ -219,6 +224,7 @@ class Announcements:
         if may_send(announced.plan, self._limits) and self._is_of(announced):
             self._publisher.open_window(announced.plan, self._publisher.grid_time(announced.begins_at))
             self._publisher.draw_times()
+            self.draw_probe_times()
         else:
             self._publisher.close_window()  # Not the plan that was charged, or not the limits.
 
@@ -267,27 +273,53 @@ class Announcements:
         From here on, the device does the same with an announcement whether it takes part or sits out.
         """
         announced.begins_at = slots.begins_at
-        announced.fixed_until = self._publisher.training_ends_at(announced.plan, *slots)
+        announced.fixed_until = self._publisher.training_ends_at(announced.plan, slots)
         self._underway, self._slots = announced, slots
-        self._busy_until = slots.begins_at + slots.number * self._publisher.slot_s(announced.plan)
-        self._publisher.open_window(announced.plan, *slots)
+        self._busy_until = self._publisher.end_of(announced.plan, slots)
+        self._busy_on_any_grid = self._publisher.end_on_any_grid(announced.plan, slots)
+        self._publisher.open_window(announced.plan, slots.begins_at, slots.number)
 
     def put_off(self, announced: Announced, slots: Slots) -> None:
         """The slots of a round have become more: its training was paused.
 
         What was announced meanwhile waits until they are over, as it would for the slots of before.
         """
-        announced.fixed_until = self._publisher.training_ends_at(announced.plan, *slots)
+        announced.fixed_until = self._publisher.training_ends_at(announced.plan, slots)
         if self._underway is announced:
             self._slots = slots
-            ends_at = slots.begins_at + slots.number * self._publisher.slot_s(announced.plan)
-            self.wait_until(ends_at)
+            self.wait_until(
+                self._publisher.end_of(announced.plan, slots),
+                self._publisher.end_on_any_grid(announced.plan, slots),
+            )
         if self.current is announced:
-            self._publisher.open_window(announced.plan, *slots)
+            self._publisher.open_window(announced.plan, slots.begins_at, slots.number)
 
-    def wait_until(self, time: float) -> None:
-        """No work on a round begins before a time (monotonic), unless it has begun already."""
+    def training_is_over(self, announced: Announced) -> None:
+        """What training left is taken. Where that is later than its slots end, what is asked for by name
+        leaves whole slots later: how long training took does not show beyond them."""
+        slot_s = self._publisher.slot_s(announced.plan)
+        late_s = self._clock.monotonic() - self._busy_on_any_grid
+        if late_s > 0:
+            self._busy_on_any_grid += math.ceil(late_s / slot_s) * slot_s
+
+    def on_any_grid(self, time: float) -> float:
+        """A time at which work on a round may begin, or when it might have on any grid, if that is later
+        (monotonic). What is known to be this device's counts from here, and so tells nothing of its grid."""
+        return max(time, self._busy_on_any_grid)
+
+    def draw_probe_times(self) -> None:
+        """See :meth:`Publisher.draw_probe_times`."""
+        self._publisher.draw_probe_times(self.on_any_grid(self._clock.monotonic()))
+
+    def wait_until(self, time: float, on_any_grid: float | None = None) -> None:
+        """No work on a round begins before a time (monotonic), unless it has begun already.
+
+        Args:
+            time: the time.
+            on_any_grid: what bounds it on any grid, if it is a point of the device's own.
+        """
         self._busy_until = max(self._busy_until, time)
+        self._busy_on_any_grid = max(self._busy_on_any_grid, time if on_any_grid is None else on_any_grid)
         if self.current is not None and self.current.phase in (Phase.DECIDE, Phase.REPEAT):
             self.current.begins_at = max(self.current.begins_at, time)
 

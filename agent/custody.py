@@ -36,6 +36,7 @@ from agent.columns import dataset_of
 from agent.database import LOST, RESTORED, StateDatabase, no_ledger, no_second_head
 from agent.heads import Head, LedgerFiles, SecondHead, read_head, read_second_head, require_head, save_head
 from agent.ledger import Ledger
+from agent.probes import Probes
 from agent.rounds import Rounds
 from agent.spool import Spool
 from agent.token_store import TokenStore
@@ -232,6 +233,7 @@ def go_on_after_restore(
             # What the copy would run or send again has had its turn.
             state.rounds.expire_all(at.timestamp())
             state.spool.expire_all()
+            state.probes.withdraw()
         state.save_heads()
     return lost
 
@@ -365,6 +367,7 @@ def _empty_spool(file: Path) -> None:
         with transaction(copy):
             Rounds(copy).expire_spooled()
             Spool(copy).empty()
+            Probes(copy).withdraw()
             TokenStore(copy).empty()
         copy.execute("VACUUM")  # Pages that were free already may hold settled fragments.
 

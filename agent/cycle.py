@@ -171,7 +171,7 @@ class Cycle:
         elif self._clock.monotonic() < announced.begins_at:
             pass
         elif announced.phase is Phase.DECIDE:
-            if not self._sitting_out.waits_for_receipt(announced):
+            if not self._sitting_out.waits_for_receipt(announced, is_member=self._tokens.is_member):
                 self._decide(announced, model)
         elif announced.phase is Phase.REPEAT:
             self._repeat(announced, model)
@@ -191,6 +191,7 @@ class Cycle:
                     self._take_rehearsal(at_work, announced.why_not)
                 else:
                     self._take_update(at_work)
+                self._announcements.training_is_over(announced)
 
     def _note_energy(self, plan: Plan) -> None:
         """Keep what the board has taken since the charge, for its owner."""
@@ -254,9 +255,9 @@ class Cycle:
         self._answers_by += held_s
         plan, slots, paused_s = training.task.plan, training.slots, training.paused_s + held_s
         more = math.ceil(paused_s / self._publisher.slot_s(plan))
-        slots = Slots(slots.begins_at, slots.number + more)
+        slots = slots._replace(number=slots.number + more)
         self._announcements.put_off(training.announced, slots)
-        over_at = self._publisher.training_ends_at(plan, *slots)
+        over_at = self._publisher.training_ends_at(plan, slots)
         self._at_work = replace(training, over_at=over_at, paused_s=paused_s)
 
     def _is_replaced(self, training: InTraining) -> bool:
@@ -283,9 +284,10 @@ class Cycle:
             log.debug("the details", exc_info=True)
             why_not, wish = said(error), Wish.UNABLE
         decision = so_far()
-        if self._tokens.ask(announced.plan, wish, why_not, decision.began_at):
+        asked_from = self._announcements.on_any_grid(decision.began_at)
+        if self._tokens.ask(announced.plan, wish, why_not, asked_from):
             # It is decided on again when the answer is there, and no sooner.
-            self._announcements.wait_until(self._tokens.begins_at(decision.began_at))
+            self._announcements.wait_until(self._tokens.begins_at(asked_from))
         elif why_not is None:
             self._prepare(announced, task, prices, model, decision)
         else:
@@ -297,10 +299,14 @@ class Cycle:
             return
         if announced.phase is Phase.REPEAT:  # The device's limits have changed since.
             self._sitting_out.give_up(announced, reason)
-        elif self._tokens.is_awaited(announced.plan):
+            return
+        self._sitting_out.probe(announced, is_member=self._tokens.is_member)
+        if self._tokens.is_awaited(announced.plan):
             pass
-        elif self._tokens.ask(announced.plan, Wish.LIMITS, reason, now):
-            self._announcements.wait_until(self._tokens.begins_at(now))
+        elif self._tokens.ask(
+            announced.plan, Wish.LIMITS, reason, asked_from := self._announcements.on_any_grid(now)
+        ):
+            self._announcements.wait_until(self._tokens.begins_at(asked_from))
         else:
             self._sitting_out.decline(announced, reason, Decision(now))
 
@@ -402,7 +408,7 @@ class Cycle:
         # coordinator chooses when the last chunk comes, and how long its plan takes to decide on.
         announced.phase = Phase.TRAIN
         self._announcements.begin_slots(announced, slots)
-        over_at = self._publisher.training_ends_at(plan, *slots)
+        over_at = self._publisher.training_ends_at(plan, slots)
         longest_s = max(self._limits.maximum_training_s, slots.number * self._publisher.slot_s(plan))
         self._answers_by = slots.begins_at + _PATIENCE * longest_s
         if why_not is None:
@@ -417,8 +423,8 @@ class Cycle:
         if admitted.announced.why_not is not None:
             # A plan that is declined may have been slow to price; one that is run is priced once.
             prepared_at -= admitted.asked_at - began_at
-        begins_at = max(self._publisher.first_slot(began_at), self._publisher.grid_time(prepared_at))
-        return Slots(begins_at, self._publisher.slots_for(admitted.task.plan, longest_s))
+        number = self._publisher.slots_for(admitted.task.plan, longest_s)
+        return self._publisher.slots(began_at, number, prepared_at=prepared_at)
 
     def _charge(self, task: RoundTask, prices: Sequence[Price]) -> None:
         plan, now = task.plan, self._clock.unix()
@@ -441,7 +447,9 @@ class Cycle:
         try:
             update = training.answer.result()
             carried = self._tokens.carried(cut(update.values, plan), plan)
-            fragments = [SpooledFragment.of(fragment) for fragment in carried]
+            fragments = [
+                SpooledFragment.of(fragment, lets_go_on=plan.linkability == "none") for fragment in carried
+            ]
         except Exception as error:  # noqa: BLE001 - no record can cause it
             self._try_again(announced, said(error))
             return

@@ -248,6 +248,7 @@ class Agent:
                 case Connected():
                     log.info("connected to %s", self._settings.mqtt.url)
                     self._publisher.draw_times()
+                    self._announcements.draw_probe_times()
                 case Subscribed():
                     if self._announcements.current is None:
                         log.info("waiting for a plan on %s", self._topics.plan)

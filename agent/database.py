@@ -16,6 +16,7 @@ from typing import Final
 
 from agent.heads import LedgerFiles, SecondHead, require_kept, save_head
 from agent.ledger import Ledger, create_ledger
+from agent.probes import Probes, create_probes
 from agent.rounds import Rounds, create_rounds
 from agent.spool import Spool, create_spool
 from agent.token_store import TokenStore, create_tokens
@@ -80,7 +81,14 @@ class StateDatabase:
             with ledger_errors(self.file):
                 self.connection = open_database(
                     self.file,
-                    [create_ledger, create_spool, create_rounds, _create_counters, create_tokens],
+                    [
+                        create_ledger,
+                        create_spool,
+                        create_rounds,
+                        _create_counters,
+                        create_tokens,
+                        create_probes,
+                    ],
                     page_bytes=_PAGE_BYTES,
                 )
                 # Debian's SQLite writes zeros over all that is deleted, as much again as the fragments. FAST:
@@ -90,6 +98,7 @@ class StateDatabase:
                 require_whole(self.connection, self.file)
                 self.ledger = Ledger(self.connection)
                 self.spool = Spool(self.connection)
+                self.probes = Probes(self.connection)
                 self.rounds = Rounds(self.connection)
                 self.tokens = TokenStore(self.connection)
         except BaseException:

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
+from agent.spool import SpooledFragment
 from agent.state import AgentState
 from dpagent import faults
 from dpagent.clock import Clock
@@ -53,10 +54,18 @@ def sealed_for(fragment: bytes, plan: Plan) -> bytes:
 
 
 class Slots(NamedTuple):
-    """The time that training has: from a point of the device's grid (monotonic), so many compute slots."""
+    """The time that training has: from a point of the device's grid (monotonic), so many compute slots.
+
+    Attributes:
+        begins_at: the point of the grid.
+        number: of slots, at least 1.
+        sought_from: the point is the first one at this time (monotonic) or later. Unlike the point, it tells
+            nothing of the grid.
+    """
 
     begins_at: float
     number: int
+    sought_from: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +118,25 @@ class Publisher:
         points = (earliest - self._epoch) / self.period_s
         return self._epoch + math.ceil(points - _ON_THE_GRID) * self.period_s
 
-    def first_slot(self, decided_from: float) -> float:
-        """Where the slots of a round begin on the grid: a quarter of a period later or more, so that the time
+    def slots(self, decided_from: float, number: int = 1, *, prepared_at: float = -math.inf) -> Slots:
+        """The slots of a round: they begin on the grid, a quarter of a period later or more, so that the time
         of a decision that takes less than that does not show.
 
         Args:
             decided_from: when the decision on the round began (monotonic seconds).
+            number: of slots.
+            prepared_at: they begin no earlier (likewise).
         """
-        return self.grid_time(decided_from + _TO_DECIDE * self.period_s)
+        sought_from = max(decided_from + _TO_DECIDE * self.period_s, prepared_at)
+        return Slots(self.grid_time(sought_from), number, sought_from)
+
+    def end_of(self, plan: Plan, slots: Slots) -> float:
+        """When the slots of a round are over (monotonic seconds)."""
+        return slots.begins_at + slots.number * self.slot_s(plan)
+
+    def end_on_any_grid(self, plan: Plan, slots: Slots) -> float:
+        """The first time (monotonic seconds) by which the slots of a round are over, whatever the grid is."""
+        return slots.sought_from + self.period_s + slots.number * self.slot_s(plan)
 
     def slot_s(self, plan: Plan) -> float:
         """A round's compute slot, as a whole number of the grid's periods."""
@@ -126,9 +146,9 @@ class Publisher:
         """How many slots training takes, at least 1, if it takes so many seconds."""
         return max(1, math.ceil(seconds / self.slot_s(plan) + _SLOT_MARGIN))
 
-    def training_ends_at(self, plan: Plan, begins_at: float, slots: int) -> float:
-        """When training has to be over that begins at a point of the grid and takes so many slots."""
-        return begins_at + (slots - _SLOT_MARGIN) * self.slot_s(plan)
+    def training_ends_at(self, plan: Plan, slots: Slots) -> float:
+        """When training has to be over that has these slots (monotonic seconds)."""
+        return slots.begins_at + (slots.number - _SLOT_MARGIN) * self.slot_s(plan)
 
     def open_window(self, plan: Plan, begins_at: float, slots: int = 1) -> None:
         """Publish in the jitter windows of this round from now on, and nothing of another.
@@ -144,6 +164,27 @@ class Publisher:
         """Publish nothing until another window is opened."""
         self._window = None
 
+    def draw_probe_times(self, decided_from: float) -> None:
+        """Give every probe of the open round a new random time, once it is made and after an interruption.
+
+        It is that of a fragment whose training takes one slot, on a grid that is drawn for it alone: so it
+        tells nothing of the device's grid, nor of its training.
+
+        Args:
+            decided_from: when the decision on the round began, or would have on any grid (monotonic seconds).
+        """
+        if self._window is not None:
+            plan = self._window.plan
+            earliest = decided_from + _TO_DECIDE * self.period_s + self.slot_s(plan)
+            self._state.probes.draw_times(
+                {
+                    digest: earliest
+                    + self._random.uniform(0.0, self.period_s)
+                    + self._random.uniform(0.0, plan.jitter_window_s)
+                    for digest in self._state.probes.pending(plan.job.hex(), plan.round)
+                }
+            )
+
     def draw_times(self) -> None:
         """Give every pending fragment of the open round a new random time, after spooling and after an
         interruption. Those of other rounds wait until theirs is open again."""
@@ -157,26 +198,33 @@ class Publisher:
             self._state.reschedule(zip(times, pending, strict=True))
 
     def publish_due(self) -> None:
-        """Publish due fragments, as far as the session and the rate allow."""
+        """Publish due probes and fragments, as far as the session and the rate allow."""
         if not self._session.has_room or self._window is None:
             return
         self._refill()
         now, plan = self._clock.monotonic(), self._window.plan
+        # A probe does not wait for the rate, since that would tell of the fragments before it.
+        probes = self._state.probes.due(now, max(1, int(self._allowance)))
+        self._state.probes.mark_sent(self._published(probes, plan, now))
+        if resend_at := self._published(self._state.spool.due(now, max(0, int(self._allowance))), plan, now):
+            self._state.mark_sent(resend_at, self._clock.unix())
+
+    def _published(self, messages: Sequence[SpooledFragment], plan: Plan, now: float) -> dict[bytes, float]:
+        """Publish some messages of the open round; return when those that left are sent again, by digest."""
         topic = self._topics.fragments if plan.mixer is None else self._topics.mixer
         resend_at: dict[bytes, float] = {}
-        for fragment in self._state.spool.due(now, int(self._allowance)):
+        for each in messages:
             # The session would send the excess later, in a burst.
             if not self._session.has_room:
                 break
-            sealed = self._seal(fragment.message, plan)
+            sealed = self._seal(each.message, plan)
             faults.reached(FaultPoint.AGENT_SEALED)
             if self._session.publish(topic, sealed) is None:
                 break
             faults.reached(FaultPoint.AGENT_PUBLISHED)
             self._allowance -= 1
-            resend_at[fragment.digest] = self._resend_time(plan, now)
-        if resend_at:
-            self._state.mark_sent(resend_at, self._clock.unix())
+            resend_at[each.digest] = self._resend_time(plan, now)
+        return resend_at
 
     def _resend_time(self, plan: Plan, now: float) -> float:
         """When a fragment that leaves now is resent.
@@ -188,14 +236,16 @@ class Publisher:
         return after + _RESEND_S * self._random.uniform(1.0, 2.0)
 
     def due_in_s(self) -> float:
-        """Seconds until something may be published; infinite without a window, a pending fragment or room."""
+        """Seconds until something may be published; infinite without a window, a pending message or room."""
         if self._window is None or not self._session.has_room:
             return math.inf  # A plan, a connection and a PUBACK are events of their own.
-        due_at = self._state.spool.next_due_at()
-        if due_at is None:
-            return math.inf
-        until_allowed_s = (1.0 - self._allowance) / self._rate
-        return max(due_at - self._clock.monotonic(), until_allowed_s, _LEAST_WAIT_S)
+        wait_s, now = math.inf, self._clock.monotonic()
+        if (due_at := self._state.probes.next_due_at()) is not None:
+            wait_s = due_at - now
+        if (due_at := self._state.spool.next_due_at()) is not None:
+            until_allowed_s = (1.0 - self._allowance) / self._rate
+            wait_s = min(wait_s, max(due_at - now, until_allowed_s))
+        return max(wait_s, _LEAST_WAIT_S)
 
     def _times(self, window: _Window, *, count: int) -> list[float]:
         """Independent monotonic times in the jitter window, which opens whole slots after the work began.

@@ -25,7 +25,7 @@ round does not follow its dummies.
 Of each job the last round that was *decided on* (charged, or sat out) stays on record for good, as charges
 stay in the ledger: neither it nor an earlier one is decided on again, whatever else has been forgotten since.
 Beside it stand the last round of which fragments or dummies were to leave, and the last of which a receipt
-came: see :meth:`Rounds.awaits_receipt`.
+came that lets the device go on: see :meth:`Rounds.awaits_receipt`.
 """
 
 from __future__ import annotations
@@ -128,15 +128,19 @@ class Rounds:
         return 0 if row is None else int(row["round"])
 
     def awaits_receipt(self, job: str) -> bool:
-        """Whether no receipt has come of the last round of a job of which anything was to leave.
+        """Whether no receipt has come of the last round of a job of which anything was to leave, or of a
+        later probe.
 
         What this device publishes may then not arrive: over MQTT 3.1.1, a broker acknowledges what its access
         rules refuse. No other round of the job is decided on before. A round that another replaces before its
         update is spooled counts, since it is charged. It follows from receipts alone, and is the same whether
-        the device took part or sat out.
+        the device took part or sat out. Of a round whose fragments carry tokens, the receipt of a probe alone
+        counts (:mod:`agent.probes`).
         """
         row = self._connection.execute(
-            "SELECT spooled > receipted FROM decided WHERE job = ?", (job,)
+            "SELECT spooled > max(receipted, coalesce((SELECT max(round) FROM probes"
+            " WHERE probes.job = decided.job AND is_counted), 0)) FROM decided WHERE job = ?",
+            (job,),
         ).fetchone()
         return row is not None and bool(row[0])
 
@@ -145,10 +149,11 @@ class Rounds:
         self._connection.execute("UPDATE decided SET spooled = max(spooled, ?) WHERE job = ?", (number, job))
 
     def note_receipts(self) -> None:
-        """Receipts have come: note, by job, the last round of which a fragment is counted."""
+        """Receipts have come: note, by job, the last round of which one lets the device go on."""
         self._connection.execute(
             "UPDATE decided SET receipted = max(receipted, coalesce((SELECT max(round) FROM fragments"
-            " WHERE fragments.job = decided.job AND state = 'counted'), 0)) WHERE spooled > receipted"
+            " WHERE fragments.job = decided.job AND state = 'counted' AND lets_go_on), 0))"
+            " WHERE spooled > receipted"
         )
 
     def jobs_decided(self) -> int:

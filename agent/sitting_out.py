@@ -12,7 +12,6 @@ that round alone is decided on again when its deadline is put off.
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -20,12 +19,15 @@ from agent.admission import may_send
 from agent.announcements import Announced, Announcements, Phase, log_expired
 from agent.limit_settings import LimitSettings
 from agent.limits import BeyondLimitError, require_room_for_job
+from agent.probes import probe_for
 from agent.publisher import Publisher, Slots
 from agent.spool import SpooledFragment
 from agent.state import AgentState
 from dpagent.clock import Clock
-from dpagent.protocol.dummies import dummies_for
+from dpagent.protocol.dummies import MAX_DUMMIES, dummies_for
+from dpagent.protocol.fragments import block_count
 from dpagent.protocol.messages import Plan
+from dpagent.protocol.task import values_of
 
 log = logging.getLogger(__name__)
 
@@ -97,41 +99,58 @@ class SittingOut:
         began_at, before_s = self._clock.monotonic(), self._clock.processor()
         return lambda: Decision(began_at, self._clock.processor() - before_s)
 
-    def waits_for_receipt(self, announced: Announced) -> bool:
+    def waits_for_receipt(self, announced: Announced, *, is_member: bool) -> bool:
         """Whether a round is not decided on yet, because no receipt has come of the last one.
 
         If what this device publishes does not arrive, each further round would spend budget for nothing. So
-        it asks for a receipt, once: a dummy of the round leaves in a jitter window (through a mixer, one for
-        each block), which costs no budget and follows from the plan alone. Whether it waits follows from the
-        coordinator's receipts alone.
+        it asks for a receipt: a probe of the round leaves (through a mixer, one for each block), which costs
+        no budget and follows from the plan alone. Whether it waits follows from the coordinator's receipts
+        alone. Where fragments carry tokens, each round has a probe: see :meth:`probe`.
+
+        Args:
+            announced: the round.
+            is_member: whether the device may ask for tokens.
         """
-        plan, has_asked = announced.plan, announced.waits
+        plan, waited = announced.plan, announced.waits
         announced.waits = self._state.awaits_receipt(plan.job.hex())
-        if announced.waits and not has_asked:
+        if announced.waits and not waited:
             log.warning(
                 "round %d of job %s waits: no receipt has come of what this board published for the round "
                 "before. The network may be slow, or the broker refuse it: `dpagent doctor` tries that",
                 plan.round, plan.job.hex()[:8],
             )  # fmt: skip
-            self._ask_for_receipt(plan)
+            self._keep_probes(announced)
+        self.probe(announced, is_member=is_member)
         return announced.waits
+
+    def probe(self, announced: Announced, *, is_member: bool) -> None:
+        """See that a round has its probe, where fragments carry tokens: before the device decides whether it
+        takes part, and whatever that will be.
+
+        Args:
+            announced: the round.
+            is_member: whether the device may ask for tokens.
+        """
+        if announced.plan.linkability != "none" and (is_member or self.hides(announced.plan)):
+            self._keep_probes(announced)
 
     def waits(self, announced: Announced) -> bool:
         """Whether a round waits for a receipt that has not come yet."""
         return announced.waits and self._state.awaits_receipt(announced.plan.job.hex())
 
-    def _ask_for_receipt(self, plan: Plan) -> None:
-        is_late = plan.deadline < self._clock.unix() + plan.compute_slot_s
-        dummies = [*dummies_for(plan)]
-        if is_late or not dummies or not may_send(plan, self._limits):
+    def _keep_probes(self, announced: Announced) -> None:
+        if announced.has_probes:
             return
-        if (plan.job.hex(), plan.round) not in self._state.spool.pending().values():
-            # A mixer holds fewer messages back than a device sends for a round.
-            asking = dummies if plan.mixer is not None else [random.SystemRandom().choice(dummies)]
-            probes = [SpooledFragment.of(dummy) for dummy in asking]
-            self._state.spool_probes(plan.job.hex(), plan.round, probes)
-        self._publisher.open_window(plan, self._publisher.first_slot(self._clock.monotonic()))
-        self._publisher.draw_times()
+        announced.has_probes, plan = True, announced.plan
+        job, is_late = plan.job.hex(), plan.deadline < self._clock.unix() + plan.compute_slot_s
+        if is_late or not may_send(plan, self._limits) or self._state.has_probes(job, plan.round):
+            return
+        # A mixer holds fewer messages back than a device sends for a round.
+        needs_all = plan.mixer is not None and announced.waits
+        blocks = min(block_count(values_of(plan), plan.wire.block), MAX_DUMMIES) if needs_all else 1
+        self._state.keep_probes(job, plan.round, [probe_for(plan, position) for position in range(blocks)])
+        self._publisher.open_window(plan, self._publisher.slots(self._clock.monotonic()).begins_at)
+        self._announcements.draw_probe_times()
 
     def begin(self, announced: Announced, reason: str) -> None:
         """Sit out a round of which it is known how long training would take."""
@@ -155,7 +174,7 @@ class SittingOut:
         """
         dummies = self._dummies(announced.plan)
         self._settle(announced, reason, dummies)
-        self._schedule(announced, Slots(self._publisher.first_slot(decision.began_at), 1), dummies)
+        self._schedule(announced, self._publisher.slots(decision.began_at), dummies)
         self.rest(announced.plan, decision)
 
     def decline_after(self, announced: Announced, reason: str) -> None:
@@ -191,10 +210,10 @@ class SittingOut:
         """
         began_at, priced_s, prepared_s = decision
         if self.hides(plan):
-            ends_at = self._publisher.first_slot(began_at + (1 + _REST) * prepared_s)
+            begins_at, _, sought_from = self._publisher.slots(began_at + (1 + _REST) * prepared_s)
+            self._announcements.wait_until(begins_at, sought_from + self._publisher.period_s)
         else:
-            ends_at = began_at + (1 + _REST) * (priced_s + prepared_s)
-        self._announcements.wait_until(ends_at)
+            self._announcements.wait_until(began_at + (1 + _REST) * (priced_s + prepared_s))
 
     def give_up(self, announced: Announced, reason: str) -> None:
         """Give up a round that is charged, or being sat out, and of which nothing has left."""
@@ -205,7 +224,7 @@ class SittingOut:
             self._spool(announced, reason, dummies)
         elif dummies:
             self._state.give_up(plan.job.hex(), plan.round, self._clock.unix(), dummies)
-        self._schedule(announced, Slots(self._publisher.first_slot(self._clock.monotonic()), 1), dummies)
+        self._schedule(announced, self._publisher.slots(self._clock.monotonic()), dummies)
 
     def _spool(self, announced: Announced, reason: str, dummies: list[SpooledFragment]) -> None:
         """End a round that is being sat out; its dummies, unless the limits have changed, leave."""
@@ -224,7 +243,10 @@ class SittingOut:
 
     def _dummies(self, plan: Plan) -> list[SpooledFragment]:
         if self.hides(plan):
-            return [SpooledFragment.of(dummy) for dummy in dummies_for(plan)]
+            return [
+                SpooledFragment.of(dummy, lets_go_on=plan.linkability == "none")
+                for dummy in dummies_for(plan)
+            ]
         return []
 
     def _schedule(self, announced: Announced, slots: Slots, dummies: list[SpooledFragment]) -> None:

@@ -34,16 +34,18 @@ class SpooledFragment:
         digest: of its id, as receipts name it.
         message: the encoded fragment, not sealed.
         due_at: monotonic seconds; None while its time is not drawn.
+        lets_go_on: whether a receipt of it lets the device go on to its next round; see :mod:`agent.probes`.
     """
 
     digest: bytes
     message: bytes
     due_at: float | None = None
+    lets_go_on: bool = False
 
     @classmethod
-    def of(cls, fragment: Fragment) -> SpooledFragment:
+    def of(cls, fragment: Fragment, *, lets_go_on: bool = False) -> SpooledFragment:
         """A fragment as it is spooled; its time is drawn once it is on disk."""
-        return cls(receipt_digest(fragment.id), encode(fragment))
+        return cls(receipt_digest(fragment.id), encode(fragment), lets_go_on=lets_go_on)
 
 
 def create_spool(connection: sqlite3.Connection) -> None:
@@ -59,7 +61,8 @@ def create_spool(connection: sqlite3.Connection) -> None:
             job TEXT NOT NULL,
             round INTEGER NOT NULL,
             state TEXT NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'sent', 'counted', 'expired')),
-            first_sent_at REAL
+            first_sent_at REAL,
+            lets_go_on INTEGER NOT NULL
         ) STRICT"""
     )
     connection.execute(f"CREATE INDEX pending ON fragments (job, round) WHERE {_PENDING}")
@@ -104,8 +107,8 @@ class Spool:
         """
         fragments = list(fragments)
         self._connection.executemany(
-            "INSERT INTO fragments (digest, job, round) VALUES (?, ?, ?)",
-            [(each.digest, job, round_number) for each in fragments],
+            "INSERT INTO fragments (digest, job, round, lets_go_on) VALUES (?, ?, ?, ?)",
+            [(each.digest, job, round_number, each.lets_go_on) for each in fragments],
         )
         self._connection.executemany(
             "INSERT INTO messages VALUES (?, ?)", [(each.digest, each.message) for each in fragments]
@@ -145,10 +148,12 @@ class Spool:
                 self._connection.execute("REPLACE INTO times VALUES (?, ?)", (digest, due_at))
 
     def mark_sent(self, digest: bytes, now: float, resend_at: float) -> None:
-        """Note that a fragment was published; without a receipt it is resent at ``resend_at``."""
+        """Note that a fragment was published; without a receipt it is resent at ``resend_at``.
+
+        A resend writes nothing: who withholds receipts has a board's disk bear no more for it.
+        """
         self._connection.execute(
-            "UPDATE fragments SET state = 'sent', first_sent_at = coalesce(first_sent_at, ?)"
-            f" WHERE digest = ? AND {_PENDING}",
+            "UPDATE fragments SET state = 'sent', first_sent_at = ? WHERE digest = ? AND state = 'waiting'",
             (now, digest),
         )
         self._connection.execute("UPDATE times SET due_at = ? WHERE digest = ?", (resend_at, digest))

@@ -207,10 +207,18 @@ class AgentState(StateDatabase):
         # From here on, an older copy of the state may not run the round again.
         self.save_second_head()
 
-    def spool_probes(self, job: str, number: int, dummies: Iterable[SpooledFragment]) -> None:
-        """Spool dummies of a round that is not decided on, to which a receipt is wanted."""
-        with self.written():
-            self._put(job, number, dummies)
+    def has_probes(self, job: str, number: int) -> bool:
+        """See :meth:`Probes.are_there`."""
+        with ledger_errors(self.file):
+            return self.probes.are_there(job, number)
+
+    def keep_probes(self, job: str, number: int, probes: Sequence[SpooledFragment]) -> None:
+        """Keep a round's probes, which leave from now on; those of others do no more.
+
+        A note (:meth:`noted`): if it is lost, others leave in their place.
+        """
+        with self.noted():
+            self.probes.put(job, number, probes)
 
     def _put(self, job: str, number: int, fragments: Iterable[SpooledFragment]) -> None:
         if fragments := list(fragments):
@@ -263,7 +271,7 @@ class AgentState(StateDatabase):
         faults.reached(FaultPoint.AGENT_SENT_NOTED)
 
     def mark_counted(self, digests: Sequence[bytes], now: float) -> int:
-        """Drop the fragments in a receipt; return the number of ours.
+        """Drop the fragments and probes in a receipt; return the number of ours.
 
         A note, for the same reason: a forgotten fragment is sent and receipted again.
         """
@@ -272,6 +280,7 @@ class AgentState(StateDatabase):
             counted = self.spool.mark_counted(digests)
             if counted:
                 self.rounds.note_receipts()
+            counted += self.probes.mark_counted(digests)
             self.rounds.follow_fragments(now)
             faults.reached(FaultPoint.AGENT_RECEIPT_WRITTEN)
         faults.reached(FaultPoint.AGENT_RECEIPTED)

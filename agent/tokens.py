@@ -121,6 +121,11 @@ class Tokens:
 
     # What a round needs.
 
+    @property
+    def is_member(self) -> bool:
+        """Whether the device may ask for tokens at all."""
+        return self._identity is not None
+
     def is_awaited(self, plan: Plan) -> bool:
         """Whether a round waits for the answer to its request, or for the keys to make one."""
         if plan.linkability == "none" or self._identity is None or self._conflict(plan) is not None:
@@ -193,7 +198,7 @@ class Tokens:
             plan: the round's.
             wish: whether the device takes part, or the public reason why not.
             reason: the same for its owner.
-            decided_from: when the decision on the round began (monotonic).
+            decided_from: when the decision on the round began, or would have on any grid (monotonic).
 
         Returns:
             Whether this very round was asked for now: it waits for the answer.

@@ -130,17 +130,19 @@ class Intake:
             raise MessageError("no open round", f"a fragment of round {fragment.round}")
         if fragment.round > task.plan.round:
             raise MessageError("wrong round", f"{fragment.round} while round {task.plan.round} is open")
-        if fragment.round < task.plan.round:
-            # Too late to count, so its size does not matter.
-            return OpenedFragment(fragment.id, fragment.round, 0, _NO_VALUES, now)
+        token = b""
         if task.plan.linkability != "none":
             token, fragment = without_token(fragment)
-            if not fragment.dummy:
-                self._require_token(token, fragment)
+        if fragment.round < task.plan.round:
+            # Too late to count, so its size does not matter.
+            return OpenedFragment(fragment.id, fragment.round, 0, _NO_VALUES, now, probe=fragment.probe)
+        if task.plan.linkability != "none" and not (fragment.dummy or fragment.probe):
+            self._require_token(token, fragment)
         values = self._values_of(fragment, task)
         return OpenedFragment(
-            fragment.id, fragment.round, fragment.position, values, now, fragment.dummy, fragment.payload
-        )
+            fragment.id, fragment.round, fragment.position, values, now, fragment.dummy, fragment.probe,
+            fragment.payload,
+        )  # fmt: skip
 
     def _require_token(self, token: bytes, fragment: Fragment) -> None:
         """Refuse a fragment that no member has a token for.
@@ -163,7 +165,7 @@ class Intake:
             MessageError: It is not a valid one.
         """
         plan, release = task.plan, task.release
-        if fragment.dummy:
+        if fragment.dummy or fragment.probe:
             require_place(fragment, plan.wire, release.blocks)
             return _NO_VALUES
         match release:

@@ -7,7 +7,8 @@ new. The order of the tickets also deals a block's fragments to groups. Where ea
 member's token nobody can flood, and there are as many seats as fragments.
 
 A dummy takes no seat, and nothing of it is kept. It gets a receipt where a fragment in its place would have a
-seat: otherwise a flood of fragments would tell dummies by the receipts.
+seat: otherwise a flood of fragments would tell dummies by the receipts. A probe gets one always, and nothing
+of it is kept either: devices go on by it, and that they send one tells nothing of them.
 
 **Sums.** The fragments of one batch are added up for each block before they are written: a *partial sum*,
 which no later batch changes, so that programs that count beside each other do not wait for each other. The
@@ -21,7 +22,7 @@ import hashlib
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -57,10 +58,10 @@ class OpenedFragment:
     values: NDArray[np.int64]
     arrived_at: float
     dummy: bool = False
+    probe: bool = False
     sent: bytes | None = None
     """The payload, if it is at hand: it tells the fragment sent again from another one with its id sooner
-    than
-    the values do."""
+    than the values do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ class Counted:
     """Ids that took a seat before: their receipt was lost."""
     dummies: tuple[bytes, ...] = ()
     """Ids of dummies for which there would be a seat."""
+    probes: tuple[bytes, ...] = ()
+    """Ids of probes, also of closed rounds."""
     unseated: int = 0
     """Fragments that found no seat, or lost theirs to another, and dummies without one."""
     spent: int = 0
@@ -85,7 +88,7 @@ class Counted:
     @property
     def receipted(self) -> list[bytes]:
         """Ids that get a receipt, in an order that does not tell dummies from others."""
-        return sorted((*self.fresh, *self.repeated, *self.dummies))
+        return sorted((*self.fresh, *self.repeated, *self.dummies, *self.probes))
 
 
 class Seats:
@@ -119,6 +122,8 @@ class Seats:
             keeps_values: whether each fragment's values are kept beside their sums; with a number of seats,
                 they have to be.
         """
+        probes = [fragment.id for fragment in fragments if fragment.probe]
+        fragments = [fragment for fragment in fragments if not fragment.probe]
         now = [fragment for fragment in fragments if fragment.round == open_round]
         first: dict[bytes, OpenedFragment] = {}
         for fragment in now:
@@ -153,7 +158,8 @@ class Seats:
         self._add(batch, open_round, fresh, keeps_values=keeps_values)
         known = self._known([each.id for each in candidates if each.id not in added])
         known |= {each.id: (open_round, _digest(each)) for each in fresh}
-        return self._told(now, fresh, known, cuts, lost, late=len(fragments) - len(now))
+        told = self._told(now, fresh, known, cuts, lost, late=len(fragments) - len(now))
+        return replace(told, probes=tuple(probes))
 
     def _told(
         self,
@@ -189,8 +195,9 @@ class Seats:
             else:
                 repeated.append(each.id)
         return Counted(
-            tuple(each.id for each in fresh), tuple(repeated), tuple(dummies), unseated, spent, late
-        )
+            tuple(each.id for each in fresh), tuple(repeated), tuple(dummies),
+            unseated=unseated, spent=spent, late=late,
+        )  # fmt: skip
 
     def counts(self, number: int) -> dict[int, int]:
         """Taken seats of a round by position."""

@@ -302,6 +302,7 @@ def totals_of(counted: Counted) -> dict[str, int]:
     return {
         "duplicates": len(counted.repeated),
         "dummies": len(counted.dummies),
+        "probes": len(counted.probes),
         "late": counted.late,
         f"rejected: {BLOCK_FULL}": counted.unseated,
         f"rejected: {SPENT}": counted.spent,

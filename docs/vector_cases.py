@@ -117,6 +117,7 @@ def _other_fragments() -> Iterator[Case]:
     yield "", "the same, sealed anew", sealed(encode(fragment), "anew")
     yield "", "of the round before: late", changed(round=1)
     yield "", "a dummy, which does not count", changed(payload=b"\xff".ljust(size, b"\0"))
+    yield "", "a probe, which does not count", changed(payload=b"\xfe".ljust(size, b"\0"))
     yield "", "values beyond the update's end, which nobody reads", changed(payload=pack(_FILLED, size))
     yield (
         "",

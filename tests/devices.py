@@ -189,6 +189,16 @@ class Device:
             rounds.setdefault(number, []).append(digest)
         return rounds
 
+    def probes(self) -> dict[int, list[bytes]]:
+        """Digests of probes that leave, by round."""
+        rows = self.state.connection.execute(
+            "SELECT round, digest FROM probes WHERE message IS NOT NULL ORDER BY digest"
+        )
+        rounds: dict[int, list[bytes]] = {}
+        for number, digest in rows:
+            rounds.setdefault(number, []).append(digest)
+        return rounds
+
 
 @contextmanager
 def open_device(directory: Path, *, identity: Identity | None = None, **changes: Any) -> Iterator[Device]:

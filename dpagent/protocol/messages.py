@@ -213,6 +213,8 @@ class Fragment(Layout):
 
     DUMMY: ClassVar[bytes] = b"\xff"
     """First byte of a dummy's payload, where others have their level."""
+    PROBE: ClassVar[bytes] = b"\xfe"
+    """The same of a probe, by whose receipt a device learns that what it publishes arrives."""
     HEADER_BYTES: ClassVar[int] = 24
 
     round: int
@@ -226,6 +228,11 @@ class Fragment(Layout):
     def dummy(self) -> bool:
         """Whether it comes from a device that sits the round out, and counts for nothing."""
         return self.payload.startswith(self.DUMMY)
+
+    @property
+    def probe(self) -> bool:
+        """Whether it is there for its receipt alone, and counts for nothing."""
+        return self.payload.startswith(self.PROBE)
 
     def to_bytes(self) -> bytes:
         """See :class:`Layout`."""

@@ -5,8 +5,9 @@ Claim: with ``linkability: fragment``, all that coordinator, registry and a pass
     ids, their order; the times and order of requests, answers and fragments; sizes, and ranges of values.
 Parameters: digits, 20 boards, 4 fragments, 2 rounds; real requests, issuing, registry, training, spool and
     seals, on clocks that stand still between steps of 20 ms. A grid of 50 ms, a jitter window of 2 s: where
-    the window is no longer than the grid's period, times say more (``docs/threat-model.md``). In the second
-    round the adversary has learned from the first, of which it is told all senders.
+    the window is no longer than the grid's period, times say more (``docs/threat-model.md``). The adversary
+    knows whose each probe is, as one does who chooses receipts. In the second round it has learned from the
+    first, of which it is told all senders.
 
 Power: each attack is compared with 2,000 random choices of senders within each block, and fails by chance
     once in 10⁶ (4.9 standard deviations). The same attacks find every sender without blinding, every pair
@@ -77,6 +78,8 @@ class Round:
     key: RoundKey
     asked: dict[int, Asked]
     """By board."""
+    probed: dict[int, float]
+    """When the probe of each board came first."""
     fragments: list[Seen]
 
 
@@ -111,25 +114,27 @@ def run(
         asked: dict[tuple[int, int], Asked] = {}
         for number in range(1, rounds + 1):
             fragments: list[Seen] = []
+            probed: dict[int, float] = {}
             for device, _ in boards:
                 device.take_plan(plan(number, linkability=linkability, jitter_s=jitter_s))
             waiting = [0.002] * 60 + [0.5] * 19 if number == 1 else []
             step_s = 0.02 if jitter_s else 0.004
             for passes_s in [*waiting, *([step_s] * round((jitter_s + 1.8) / step_s))]:
                 for sender, (device, identity) in enumerate(boards):
-                    step(device, identity, sender, passes_s, desk, asked, fragments)
+                    step(device, identity, sender, passes_s, desk, asked, probed, fragments)
+            assert len(probed) == BOARDS
             assert len(fragments) == BOARDS * BLOCKS
             began_at = boards[0][0].clock.monotonic()
             mine = {sender: each for (at, sender), each in asked.items() if at == number}
             assert len(mine) == BOARDS
-            seen.append(Round(desk.round_key(number), mine, fragments))
+            seen.append(Round(desk.round_key(number), mine, probed, fragments))
     assert began_at > 1_000.0
     return seen
 
 
 def step(
     device: Device, identity: Identity, sender: int, passes_s: float, desk: Desk,
-    asked: dict[tuple[int, int], Asked], fragments: list[Seen],
+    asked: dict[tuple[int, int], Asked], probed: dict[int, float], fragments: list[Seen],
 ) -> None:  # fmt: skip
     """Let time pass for one board, and note what leaves it."""
     line, clock = device.line, device.clock
@@ -145,6 +150,9 @@ def step(
             device.tokens.take_answer(desk.answer(identity.device_id, payload))
         elif topic.endswith("/fragments"):
             token, fragment = without_token(OPENER.open(payload, JOB))
+            if fragment.probe:
+                probed.setdefault(sender, clock.monotonic())
+                continue
             if any(each.token == token and each.block == fragment.position for each in fragments):
                 continue  # Sent again.
             values, _ = unpack(fragment.payload, 2_500, len(fragment.payload))
@@ -183,6 +191,8 @@ def features(seen: Round, fragment: Seen, board: int) -> list[float]:
         number_of(fragment.token) - number_of(request.ask.statement.reply_key),
         fragment.spread,
         (fragment.at % 0.05) - (request.at % 0.05),
+        fragment.at - seen.probed[board],
+        (fragment.at % 0.05) - (seen.probed[board] % 0.05),
         float(board),
     ]
 
@@ -213,6 +223,7 @@ def learned(first: Round) -> Score:
 SENDERS: dict[str, Score] = {
     "algebra": by_algebra,
     "times": lambda seen, fragment, board: -abs(features(seen, fragment, board)[1]),
+    "probes": lambda seen, fragment, board: -abs(fragment.at - seen.probed[board]),
     "token order": lambda seen, fragment, board: -abs(features(seen, fragment, board)[2]),
     "nonce order": lambda seen, fragment, board: -abs(features(seen, fragment, board)[3]),
     "ids": lambda seen, fragment, board: -abs(features(seen, fragment, board)[4]),

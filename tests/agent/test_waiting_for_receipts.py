@@ -30,8 +30,8 @@ def goes_by(device: Device, number: int, **changes: Any) -> None:
 
 
 def receipts(device: Device, count: int) -> None:
-    """Receipts of so many fragments that are pending."""
-    (digests,) = device.pending().values()
+    """Receipts of so many fragments that are pending, or of probes."""
+    (digests,) = (device.pending() or device.probes()).values()
     device.cycle.take_receipts(Receipts(b"".join(digests[:count])))
 
 
@@ -72,17 +72,19 @@ def test_one_receipt_is_enough_and_one_is_wanted_of_each_round(device: Device) -
     assert device.charged() == [1, 2]
 
 
-def test_a_device_that_waits_sends_one_dummy_and_decides_when_its_receipt_comes(device: Device) -> None:
+def test_a_device_that_waits_sends_one_probe_and_decides_when_its_receipt_comes(device: Device) -> None:
     goes_by(device, 1)
+    assert device.probes() == {}, "without tokens, fragments will do"
     sent(device)
     goes_by(device, 2)
-    pending = device.pending()
-    assert {number: len(digests) for number, digests in pending.items()} == {2: 1}
+    assert device.pending() == {}
+    probes = device.probes()
+    assert {number: len(digests) for number, digests in probes.items()} == {2: 1}
     assert sent(device) == 1
-    (message,) = device.state.connection.execute("SELECT message FROM messages").fetchone()
-    assert decode(message, Fragment).dummy
+    (message,) = device.state.connection.execute("SELECT message FROM probes").fetchone()
+    assert decode(message, Fragment).probe
     device.take_plan(plan(2), confirmed=False)
-    assert device.pending() == pending, "the same one when the round is announced again"
+    assert device.probes() == probes, "the same one when the round is announced again"
     receipts(device, 1)
     device.advance()
     assert device.charged() == [1, 2]
@@ -92,7 +94,7 @@ def test_through_a_mixer_it_asks_as_often_as_it_would_send(device: Device) -> No
     """A mixer lets nothing out before there are enough messages, and all boards may wait."""
     goes_by(device, 1, mixer=MIXER)
     goes_by(device, 2, mixer=MIXER)
-    (asked,) = device.pending().values()
+    (asked,) = device.probes().values()
     assert len(asked) == RoundTask.of(plan(2)).release.blocks
     receipts(device, 1)
     device.advance()
@@ -117,11 +119,11 @@ def test_it_still_waits_after_a_restart(tmp_path: Path) -> None:
         goes_by(device, 1)
     with open_device(tmp_path) as device:
         goes_by(device, 2)
-        pending = device.pending()
+        probes = device.probes()
         assert device.charged() == [1]
     with open_device(tmp_path) as device:
         goes_by(device, 2)
-        assert device.pending() == pending, "one dummy a round, whatever happens in between"
+        assert device.probes() == probes, "one a round, whatever happens in between"
         receipts(device, 1)
         device.advance()
         assert device.charged() == [1, 2]
@@ -142,9 +144,9 @@ def test_who_sits_out_waits_as_who_takes_part(tmp_path: Path, late: bool) -> Non
             if late:
                 device.cycle.take_receipts(Receipts(first[0]))
             goes_by(device, 2)
-            trace += [sent(device), {number: len(them) for number, them in device.pending().items()}]
+            trace += [sent(device), *(len(them) for them in (device.pending() | device.probes()).values())]
             goes_by(device, 3)
-            trace += [sent(device), {number: len(them) for number, them in device.pending().items()}]
+            trace += [sent(device), *(len(them) for them in (device.pending() | device.probes()).values())]
             assert len(device.charged()) == ((1 + late) if rate == 1.0 else 0)
             seen.append(trace)
     assert seen[0] == seen[1]

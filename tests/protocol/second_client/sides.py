@@ -153,7 +153,7 @@ class Coordinator:
             raise Rejected("bad position")
         if len(payload) != wire["bytes"]:
             raise Rejected("wrong size")
-        if payload[0] != 255:
+        if payload[0] < 254:  # No dummy, and no probe.
             self.counted.setdefault(identity, (position, unpack(payload, wire["block"])))
 
     def mean(self) -> list[float]:
