@@ -58,8 +58,8 @@ class Verdict(Enum):
     COLLECT = auto()
     """Before the deadline, fragments are missing, or honest devices may still be sending."""
     CLOSE = auto()
-    """All devices' fragments are in, after the slot and the jitter of honest ones, or those of enough devices
-    at the deadline."""
+    """The fragments of all devices that may send are in, after the slot and the jitter of honest ones, or
+    those of enough devices at the deadline."""
     EXTEND = auto()
     """At the deadline some block has fragments of too few devices."""
 
@@ -248,7 +248,7 @@ class Cycle:
         counts = self._store.counts(plan.round)
         scarcest = min(counts.get(position, 0) for position in range(self._task.release.blocks))
         now = self._now()
-        if scarcest >= devices and self._honest_have_sent(now):
+        if self._honest_have_sent(now) and self._are_all_in(plan.round, scarcest):
             verdict = Verdict.CLOSE
         elif now < plan.deadline:
             verdict = Verdict.COLLECT
@@ -257,6 +257,15 @@ class Cycle:
         else:
             verdict = Verdict.EXTEND
         return Progress(sum(counts.values()), self._task.release.blocks * devices, scarcest, verdict)
+
+    def _are_all_in(self, number: int, scarcest: int) -> bool:
+        """Whether no device is left that may send: where there are tokens, members that have declined will
+        not."""
+        if scarcest >= self._settings.devices:
+            return True
+        if self._tokens is None or scarcest < self._settings.round.minimum_devices:
+            return False
+        return scarcest >= self._tokens.expected(number)
 
     def _now(self) -> float:
         """Unix time as of the round's opening, and what has passed since: a board's clock that is set
@@ -292,9 +301,13 @@ class Cycle:
         task = self._task
         faults.reached(FaultPoint.COORDINATOR_CLOSES)
         if progress.scarcest < self._settings.devices:
-            log.warning(
-                "round %d closes at its deadline with %d of %s, at least %d of every block",
-                task.plan.round, progress.counted, counted(progress.expected, "fragment"), progress.scarcest,
+            at_deadline = self._now() >= task.plan.deadline
+            log.log(
+                logging.WARNING if at_deadline else logging.INFO,
+                "round %d closes%s with %d of %s, at least %d of every block%s",
+                task.plan.round, " at its deadline" if at_deadline else "", progress.counted,
+                counted(progress.expected, "fragment"), progress.scarcest,
+                "" if at_deadline else ": all other members have declined it, or were refused",
             )  # fmt: skip
         self._store.stop_counting(task.plan.round, self._clock.unix(), seats=self._settings.seats)
         sums = self._store.sums(task.plan.round, groups=self._settings.aggregation.dealt)

@@ -138,6 +138,14 @@ class Devices:
             rows = self.connection.execute(f"SELECT {_COLUMNS} FROM devices ORDER BY enrolled_at, id")
             return [_device(row) for row in rows]
 
+    def members(self) -> int:
+        """How many devices may take part."""
+        with disk_errors(self.file):
+            row = self.connection.execute(
+                "SELECT count(*) FROM devices WHERE state = ?", (DeviceState.ENROLLED,)
+            ).fetchone()
+        return int(row[0])
+
     def find(self, device_id: str) -> Device | None:
         """A device by its whole id."""
         with disk_errors(self.file):

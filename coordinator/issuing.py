@@ -2,10 +2,13 @@
 
 The same request has the same answer as often as it comes, until its round closes; another one of the same
 device for the same round is refused. So a device has tokens once, and a crash on either side costs neither.
+A device seals a request anew each time: the very same message again is somebody else's, and is dropped
+unopened. What was signed is kept for a while, so that a request that comes again costs no signatures.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +29,10 @@ from dpagent.wording import counted
 log = logging.getLogger(__name__)
 
 _ROUNDING: Final = 1e-9
+_SEEN: Final = 65_536
+"""Digests of messages that are kept, to drop those that come again: 8 MB."""
+_SIGNED_BYTES: Final = 1 << 24
+"""Of the signatures that are kept; those of 4,096 devices with 16 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,15 @@ class Issuer:
         self._fleet, self._opener, self._now = fleet, opener, now
         self._devices, self._registry = devices, registry
         self._device_epsilon = device_epsilon
+        self._seen: dict[bytes, None] = {}
+        self._signed: dict[tuple[bytes, bytes, int], tuple[bytes, ...]] = {}
+        """Signatures by blinded messages' digest, job and round."""
+        self._signed_bytes = 0
+
+    def forget_signed(self) -> None:
+        """Let go of the signatures that are kept: a round is closed."""
+        self._signed.clear()
+        self._signed_bytes = 0
 
     def answer(self, topic_device: str, payload: bytes, keys: TokenKeys) -> Issued:
         """The answer to a request, which is in the registry by then.
@@ -74,6 +90,7 @@ class Issuer:
             MessageError: It is none that is answered; nothing is noted.
             StorageError: The registry cannot be written; nothing was signed that leaves.
         """
+        self._require_new(payload)
         ask = self._opener.open(payload)
         statement = ask.statement
         device = self._member(topic_device, ask)
@@ -98,6 +115,19 @@ class Issuer:
             return Issued(device.id, seal_answer(answer, statement, self._fleet))
         except ValueError as error:
             raise MessageError("malformed", f"the key to answer to is no key: {error}") from error
+
+    def _require_new(self, payload: bytes) -> None:
+        """Drop a message that came before.
+
+        Raises:
+            MessageError: It did.
+        """
+        digest = hashlib.blake2b(payload, digest_size=16).digest()
+        if digest in self._seen:
+            raise MessageError("replayed", "a request that was answered before, in the very same seal")
+        self._seen[digest] = None
+        if len(self._seen) > _SEEN:
+            del self._seen[next(iter(self._seen))]
 
     def _member(self, topic_device: str, ask: Ask) -> Device:
         device_id = ask.statement.device.hex()
@@ -139,7 +169,18 @@ class Issuer:
             return _refusal(before.verdict, keys)
         if key is None or key.secret is None:
             return _refusal(Verdict.CLOSED, keys)
-        return Answer(Verdict.GRANTED, Answer.NOTHING, _signed(key, ask))
+        return Answer(Verdict.GRANTED, Answer.NOTHING, self._signatures(key, ask))
+
+    def _signatures(self, key: StoredKey, ask: Ask) -> tuple[bytes, ...]:
+        """Those of a request, made or kept."""
+        place = ask.statement.blinded, ask.statement.job, ask.statement.round
+        if (kept := self._signed.get(place)) is not None:
+            return kept
+        signed = self._signed[place] = _signed(key, ask)
+        self._signed_bytes += sum(map(len, signed))
+        while self._signed_bytes > _SIGNED_BYTES:
+            self._signed_bytes -= sum(map(len, self._signed.pop(next(iter(self._signed)))))
+        return signed
 
     def _later_ledger(self, device: Device, statement: Statement) -> bytes | None:
         """A statement that the device signed when its ledger had come further, with its signature."""

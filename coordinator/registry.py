@@ -169,6 +169,15 @@ class Registry:
         ).fetchone()
         return None if row is None else _entry(row)
 
+    def without_tokens(self, job: bytes, number: int) -> list[str]:
+        """Devices that have asked for a round, and have no tokens of it: they declined, or were refused."""
+        with disk_errors(self.file):
+            rows = self.connection.execute(
+                "SELECT device FROM grants WHERE job = ? AND round = ? AND verdict != ?",
+                (job, number, Verdict.GRANTED),
+            )
+            return [row["device"] for row in rows]
+
     def put(self, entry: Entry) -> None:
         """Note what a device asked, and its answer, in the place of an earlier one."""
         self.connection.execute(

@@ -109,6 +109,7 @@ class TokenOffice:
 
     def _forget_secrets(self, last_round: int) -> None:
         self._registry.forget_secrets(self._job.id, last_round)
+        self._issuer.forget_signed()
         forget_keys()  # Those of open rounds are read again.
 
     def tend(self) -> None:
@@ -168,6 +169,12 @@ class TokenOffice:
         """The public key of a round that is open."""
         assert self._keys is not None
         return RoundKey.of(self._keys, number, self._settings.fleet)
+
+    def expected(self, number: int) -> int:
+        """How many members may send for a round: all but those that have declined it or were refused. One
+        that has not asked yet may still come."""
+        absent = map(self._devices.find, self._registry.without_tokens(self._job.id, number))
+        return self._devices.members() - sum(1 for each in absent if each is not None and each.is_member)
 
     # Requests.
 

@@ -32,10 +32,16 @@ class Asked:
 
     desk: Desk
     ask: Ask
-    payload: bytes
     opener: AnswerOpener
     nonces: list[bytes]
     blinded: list[Blinded]
+    forged: bytes | None = None
+    """What is sent in place of the request."""
+
+    @property
+    def payload(self) -> bytes:
+        """The message, sealed anew each time."""
+        return self.forged or seal_ask(self.ask, self.desk.opener.public_key, FLEET)
 
     def read(self, answer: bytes) -> Answer:
         statement = self.ask.statement
@@ -66,7 +72,7 @@ def asked(desk: Desk, board: Identity, number: int = 1, **changes: Any) -> Asked
     )  # fmt: skip
     statement = replace(statement, **changes)
     ask = Ask(statement, signer.sign(statement.signed), messages)
-    return Asked(desk, ask, seal_ask(ask, desk.opener.public_key, FLEET), opener, nonces, made)
+    return Asked(desk, ask, opener, nonces, made)
 
 
 def ask_for(desk: Desk, board: Identity, number: int, **changes: Any) -> Verdict:

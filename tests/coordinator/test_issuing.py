@@ -11,6 +11,8 @@ import pytest
 from requests_for_tokens import asked
 from token_desks import FLEET, JOB, Desk, private_key
 
+from coordinator import issuing
+from coordinator.blind_signing import PrivateKey
 from dpagent import faults
 from dpagent.faults import FaultPoint
 from dpagent.protocol.codec import MessageError, decode
@@ -84,6 +86,38 @@ def test_the_same_request_has_the_same_answer_and_another_one_none(new_desk: Any
     assert refused.verdict is Verdict.ASKED_OTHERWISE
     assert len(desk.entries()) == 1
     assert not set(refused.signatures) & set(first.signatures)
+
+
+def test_the_very_same_message_again_is_somebody_elses(
+    new_desk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker, or who listens at one, cannot have requests signed again and again."""
+    desk = new_desk()
+    board = desk.member()
+    request = asked(desk, board)
+    payload = request.payload
+    first = request.read(desk.answer(board.device_id, payload))
+    with pytest.raises(MessageError, match="replayed"):
+        desk.answer(board.device_id, payload)
+    monkeypatch.setattr(PrivateKey, "blind_sign", None)
+    assert request.read(desk.answer(board.device_id, request.payload)) == first, (
+        "the board's own costs no root"
+    )
+
+
+def test_what_is_kept_of_answers_is_bounded(new_desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(issuing, "_SEEN", 5)
+    monkeypatch.setattr(issuing, "_SIGNED_BYTES", 3 * 4 * 256)
+    desk = new_desk()
+    for _ in range(8):
+        board = desk.member()
+        request = asked(desk, board)
+        answers = [request.read(desk.answer(board.device_id, request.payload)) for _ in range(2)]
+        assert answers[0] == answers[1]
+    assert len(desk.issuer._seen) == 5
+    assert len(desk.issuer._signed) == 3
+    desk.issuer.forget_signed()
+    assert (desk.issuer._signed, desk.issuer._signed_bytes) == ({}, 0)
 
 
 def test_requests_and_answers_have_one_length(new_desk: Any) -> None:
@@ -182,13 +216,13 @@ def test_what_is_not_answered(new_desk: Any, what: str, reason: str) -> None:
             request = asked(desk, board, messages=padding(3))
         case "other messages than signed":
             wrong = Ask(request.ask.statement, request.ask.signature, tuple(padding(4)))
-            request.payload = seal_ask(wrong, desk.opener.public_key, FLEET)
+            request.forged = seal_ask(wrong, desk.opener.public_key, FLEET)
         case "beyond the modulus":
             request = asked(desk, board, messages=[b"\xff" * 256] * 4)
         case "no key to answer to":
             request = asked(desk, board, reply_key=bytes(32))
         case "sealed to another":
-            request.payload = seal_ask(request.ask, desk.opener.public_key, "others")
+            request.forged = seal_ask(request.ask, desk.opener.public_key, "others")
         case "more entries than a registry keeps":
             request = asked(desk, board, entries=1 << 63)
         case "no wish":

@@ -8,18 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from clocks import MovableClock
 from fleets import honest_update, write_fleet
-from members import new_authority
+from members import enrolled, new_authority
 
+from agent.probes import probe_for
 from coordinator.blind_signing import PrivateKey, _signer
+from coordinator.cycle import Verdict as Close
 from coordinator.daemon import Coordinator
+from coordinator.registry import Entry
 from coordinator.running_job import RunningJob
 from coordinator.settings import load_fleet_settings
 from dpagent.errors import ConfigurationError
 from dpagent.protocol.blind_signatures import PREFIX_BYTES, blind, finalize
-from dpagent.protocol.codec import encode
+from dpagent.protocol.codec import decode, encode
 from dpagent.protocol.dummies import as_sent, dummies_for
 from dpagent.protocol.fragments import cut
+from dpagent.protocol.issuing import Statement, Verdict, Wish
 from dpagent.protocol.messages import Fragment
 from dpagent.protocol.sealing import seal, sealed_bytes
 from dpagent.protocol.task import RoundTask
@@ -34,13 +39,17 @@ class Desk:
     Args:
         directory: for its files.
         linkability: of the job.
+        devices: that are expected.
     """
 
-    def __init__(self, directory: Path, linkability: str) -> None:
-        file = write_fleet(directory, None, linkability=linkability, rounds=3, cap={"kind": "none"})
-        settings = load_fleet_settings(file)
-        new_authority(settings.members_dir, settings.fleet)
-        self.coordinator = Coordinator(settings)
+    def __init__(self, directory: Path, linkability: str, devices: int = 1) -> None:
+        file = write_fleet(
+            directory, None, linkability=linkability, rounds=3, cap={"kind": "none"}, devices=devices
+        )
+        self.settings = settings = load_fleet_settings(file)
+        self.authority = new_authority(settings.members_dir, settings.fleet)
+        self.clock = MovableClock()
+        self.coordinator = Coordinator(settings, clock=self.clock)
         running = self.coordinator.running
         assert running is not None
         self.running: RunningJob = running
@@ -167,6 +176,59 @@ def test_a_dummy_needs_no_token_and_counts_for_nothing(desk: Desk) -> None:
     assert desk.counted == 0
     rows = desk.running.store.database.execute("SELECT name, value FROM counters")
     assert {row["name"]: row["value"] for row in rows} == {"dummies": 5}
+
+
+def test_a_probe_has_a_receipt_whenever_it_comes_and_counts_for_nothing(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a full block, and once its round is closed: a board goes on by it."""
+    receipts: list[bytes] = []
+    monkeypatch.setattr(desk.running.announcer, "acknowledge", receipts.extend)
+    early, late, later = (
+        decode(as_sent(probe_for(desk.plan).message, desk.plan), Fragment) for _ in range(3)
+    )
+    assert desk.take(early) == {"probes": 1}
+    assert desk.counted == 0
+    is_round = desk.plan.linkability == "round"
+    whole = desk.token(0)
+    sent = [with_token(each, whole if is_round else desk.token(each.position)) for each in desk.fragments()]
+    desk.take(*sent, late)
+    assert desk.counted == len(sent), "one device is expected: every block is full"
+    assert receipts.index(late.id) == sorted(receipts[1:]).index(late.id) + 1, "its place tells nothing"
+    desk.running.cycle._close(desk.running.cycle.progress())
+    desk.running.cycle.open()
+    assert desk.take(later, sent[0]) == {"probes": 3, "late": 1}
+    assert receipts[-1:] == [later.id]
+    assert set(receipts) == {early.id, late.id, later.id, *(each.id for each in sent)}
+
+
+def test_a_round_does_not_wait_for_members_that_declined_or_were_refused(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, "fragment", devices=3)
+    cycle, office, plan = desk.running.cycle, desk.running._tokens, desk.plan
+    assert office is not None
+    boards = [enrolled(desk.authority, office._devices)[0].device_id for _ in range(3)]
+
+    def answered(board: str, wish: Wish, verdict: Verdict) -> None:
+        statement = Statement(
+            bytes.fromhex(board), plan.job, 1, wish, bytes(32), 1, bytes(32), bytes(32), bytes(32)
+        )
+        with office._registry.transaction():
+            office._registry.put(Entry(board, plan.job, 1, wish, verdict, 0.0, statement, bytes(64)))
+
+    cycle._announced_at = desk.clock.unix()
+    desk.take(*(with_token(each, desk.token(each.position)) for each in desk.fragments()))
+    answered(boards[0], Wish.TAKES_PART, Verdict.GRANTED)
+    answered(boards[1], Wish.BUDGET, Verdict.NOTED)
+    desk.clock.advance(desk.settings.round.honest_s + 0.01)
+    assert cycle.progress().verdict is Close.COLLECT, "one has not been seen: it may come"
+    answered(boards[2], Wish.TAKES_PART, Verdict.OVER_LIMIT)
+    assert cycle.progress().verdict is Close.CLOSE
+    desk.clock.advance(-0.02)
+    assert cycle.progress().verdict is Close.COLLECT, "honest boards have had no time yet"
+    desk.clock.advance(0.02)
+    cycle.advance()
+    assert desk.running.store.closed_rounds() == 1
+    desk.coordinator.close()
 
 
 def test_a_token_that_begins_like_a_dummy_is_none(desk: Desk) -> None:
