@@ -114,8 +114,8 @@ def list_jobs(config: FleetConfig = None, json_file: JsonFile = None) -> None:
     header = ["job", "state", "rounds", "ε so far", "ε at most", "accuracy"]
     typer.echo(render_table(header, rows, words=2), nl=False)
     for queued, *_ in jobs:
-        if reason := _trouble(queued):
-            typer.echo(f"Job {queued.name} is paused by the coordinator: {reason}")
+        if trouble := _trouble(queued):
+            typer.echo(f"Job {queued.name} {': '.join(trouble)}")
     for names, total in sums:
         typer.echo(f"Reserved by boards that took part in {_listed(names)}: {total.sentence()}.")
     if len(sums) > 1:
@@ -143,7 +143,7 @@ def show(name: Name, config: FleetConfig = None, json_file: JsonFile = None) -> 
         ("job", f"{queued.name} ({queued.job.id.hex()})"),
         ("state", state_of(queued)),
         ("rounds", f"{_closed(rounds)} of {queued.job.rounds} closed"),
-        *([("paused because", reason)] if (reason := _trouble(queued)) else []),
+        *([("trouble", ": ".join(trouble))] if (trouble := _trouble(queued)) else []),
         ("added", _day(queued.added_at)),
         *([("began", _day(queued.begun_at))] if queued.begun_at else []),
         *([("ended", _day(queued.ended_at))] if queued.ended_at else []),
@@ -220,14 +220,22 @@ def deadline(
 def state_of(queued: QueuedJob) -> str:
     """The state of a job, in words."""
     state: str = queued.state
-    if queued.state.is_over or state == "cancelling" or not queued.is_paused:
+    if queued.state.is_over or queued.state.is_ending or not queued.is_paused:
         return state
     return f"{state}, to pause after its open round" if queued.is_open else f"{state}, paused"
 
 
-def _trouble(queued: QueuedJob) -> str | None:
-    """Why the coordinator has paused a job that is not over."""
-    return None if queued.state.is_over else queued.trouble
+def _trouble(queued: QueuedJob) -> tuple[str, str] | None:
+    """What is wrong with a job by the coordinator's own word, and why."""
+    if queued.trouble is None:
+        return None
+    if queued.state in ("failing", "failed"):
+        return "failed", queued.trouble
+    return (
+        None
+        if queued.state.is_over or queued.state.is_ending
+        else ("is paused by the coordinator", queued.trouble)
+    )
 
 
 @contextlib.contextmanager

@@ -8,17 +8,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Iterator
 from typing import Final
 
 from coordinator.announcer import Announcer
 from coordinator.database.opening import open_database
 from coordinator.keys import client_id, load_opener, load_signer
 from coordinator.leadership import WorkersDesk, lead
-from coordinator.queue import JobState, Queue, QueuedJob, next_in
+from coordinator.queue import Queue, QueuedJob, next_in
 from coordinator.running_job import Preparation, RunningJob, end_untold, submit
 from coordinator.settings import FIRST_JOB, CoordinatorSettings, FleetSettings
 from dpagent.clock import Clock, SystemClock
-from dpagent.errors import ConfigurationError, DpagentError
+from dpagent.errors import ConfigurationError, DataError, DpagentError, PlanError
 from dpagent.privacy.statement import Trust
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import Plan
@@ -88,6 +89,10 @@ class Coordinator:
             self._desk = WorkersDesk(self._database, self._announcer()) if self._has_workers else None
             self._queue = Queue(self._database)
             self._version = -1
+            self._failures: dict[str, DpagentError] = {}
+            """By the name of a job that failed since the start."""
+            self._forgets = True
+            """Whether there may be ids of fragments to delete."""
             with self._database.errors():
                 self._take_stock()
             self._held = held.pop_all()
@@ -127,6 +132,7 @@ class Coordinator:
         Raises:
             BrokerError: The broker refuses us.
             StorageError: The disk fails; fragments with receipts are safe.
+            ConfigurationError, DataError, PlanError: All jobs are over, and one of them failed.
         """
         try:
             if self._is_done():
@@ -141,9 +147,11 @@ class Coordinator:
                     manager.status(self._activity())
                     if self.running is None:
                         if self._is_done():
+                            self._raise_failure()
                             return True
                     else:
-                        self.running.advance()
+                        with self._failing_alone(self.running):
+                            self.running.advance()
                     self._tend_workers()
                     self._take_events()
             return False
@@ -161,9 +169,34 @@ class Coordinator:
             return "no job goes on"
         return f"job {self.running.queued.name}: {self.running.cycle.activity()}"
 
+    @contextlib.contextmanager
+    def _failing_alone(self, running: RunningJob) -> Iterator[None]:
+        """A job that cannot go on is over, with the reason; the next one goes on."""
+        try:
+            yield
+        except (ConfigurationError, DataError, PlanError) as error:
+            queued = running.queued
+            if queued.state.is_ending:
+                self._let_go()
+                self._end_untold(queued, error)
+            else:
+                log.error("job %s has failed: %s", queued.name, error)
+                self._failures[queued.name] = error
+                self._queue.fail(queued.number, str(error))
+            self._version = -1
+
+    def _end_untold(self, queued: QueuedJob, error: DpagentError) -> None:
+        log.error("job %s is over, and devices are not told: %s", queued.name, error)
+        end_untold(queued, self._database, self._clock.unix())
+
+    def _raise_failure(self) -> None:
+        """Raise if a job failed: whoever waited until all are over has to know by the exit code."""
+        for name, error in self._failures.items():
+            raise type(error)(f"Job {name} has failed. {error}")
+
     def _is_done(self) -> bool:
         """Whether to end: all jobs are over, and no other is waited for."""
-        if self._stays or not all(each.state.is_over for each in self._queue.jobs()):
+        if self._stays or self._queue.going_on():
             return False
         log.info("all jobs are over; their models are in %s", self._settings.state_dir / "jobs")
         return True
@@ -172,21 +205,24 @@ class Coordinator:
 
     def _look_at_queue(self) -> None:
         """Take what has changed in the queue, and change to another job if that is to go on."""
+        if self._forgets:
+            self._forgets = self._queue.forget_fragments()
         is_between = self.running is not None and not self.running.cycle.is_open
         version = self._database.version()
         if version == self._version and not is_between:
             return
         self._version = version
-        jobs = self._queue.jobs()
+        jobs = self._queue.going_on()
         wanted = next_in(jobs)
         if self.running is not None:
             if wanted is not None and wanted.number == self.running.queued.number:
-                self.running.take_changes(wanted)
+                with self._failing_alone(self.running):
+                    self.running.take_changes(wanted)
                 return
             self._let_go()
         if wanted is not None:
             self.running = self._taken_up_or_paused(wanted)
-        elif paused := [each.name for each in jobs if not each.state.is_over]:
+        elif paused := [each.name for each in jobs]:
             log.info("no job goes on: %s paused", ", ".join(paused) + (" is" if len(paused) == 1 else " are"))
         elif self._stays:
             log.info("nothing is left to do; staying until a stop, or another job")
@@ -198,6 +234,7 @@ class Coordinator:
             running.close()
 
     def _taken_up(self, wanted: QueuedJob, prepared: Preparation | None = None) -> RunningJob | None:
+        self._forgets = True
         return RunningJob.take_up(
             wanted,
             self._settings,
@@ -216,9 +253,8 @@ class Coordinator:
         try:
             return self._taken_up(wanted)
         except DpagentError as error:
-            if wanted.state is JobState.CANCELLING:
-                log.error("job %s is cancelled, and devices are not told: %s", wanted.name, error)
-                end_untold(wanted, self._database, self._clock.unix())
+            if wanted.state.is_ending:
+                self._end_untold(wanted, error)
             else:
                 log.error("job %s is paused: %s", wanted.name, error)
                 self._queue.pause(wanted.name, str(error))

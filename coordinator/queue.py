@@ -25,6 +25,8 @@ from dpagent.faults import FaultPoint
 JobName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
 """A job's name, also that of its directory: letters, digits, ``-`` and ``_``."""
 
+_FORGOTTEN_AT_ONCE: Final = 5_000
+"""Some hundredths of a second."""
 _COLUMNS: Final = (
     "number, name, id, settings, terms, budget, state, paused, trouble, sends_model, deadline_s, added_at, "
     "begun_at, ended_at, "
@@ -43,13 +45,25 @@ class JobState(StrEnum):
     """Begun; no other runs before it is over, though it may be paused."""
     CANCELLING = "cancelling"
     """The operator has cancelled it, and the devices are not told yet."""
+    FAILING = "failing"
+    """A round of it could not go on, and the devices are not told yet that it is over."""
     FINISHED = "finished"
     CANCELLED = "cancelled"
+    FAILED = "failed"
 
     @property
     def is_over(self) -> bool:
         """Whether nothing of the job is left to do."""
-        return self in (JobState.FINISHED, JobState.CANCELLED)
+        return self in _OVER
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it is over but for the word to the devices."""
+        return self in (JobState.CANCELLING, JobState.FAILING)
+
+
+_OVER: Final = (JobState.FINISHED, JobState.CANCELLED, JobState.FAILED)
+_IS_OVER: Final = "state IN ('finished', 'cancelled', 'failed')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +80,7 @@ class QueuedJob:
     is_paused: bool
     """Whether no further round opens until it is resumed."""
     trouble: str | None
-    """Why the coordinator has paused it by itself."""
+    """Why the coordinator has paused it by itself, or why it failed."""
     sends_model: bool
     """Whether devices get the model of a job that is cancelled."""
     deadline_s: float | None
@@ -82,7 +96,7 @@ class QueuedJob:
     def goes_on(self) -> bool:
         """Whether, once begun, something is to be done for it now: a round may open, or what is open or done
         is to be ended. A pause leaves the latter; one of the coordinator's own means that it cannot."""
-        if self.state is JobState.CANCELLING or not self.is_paused:
+        if self.state.is_ending or not self.is_paused:
             return True
         return self.trouble is None and (self.is_open or self.closed_rounds >= self.job.rounds)
 
@@ -108,9 +122,10 @@ class QueuedJob:
         return settings if self.deadline_s is None else settings.with_deadline(self.deadline_s, where)
 
 
-def jobs_in(database: Reader) -> list[QueuedJob]:
-    """All jobs, in the order of the queue."""
-    rows = database.execute(f"SELECT {_COLUMNS} FROM jobs ORDER BY number")
+def jobs_in(database: Reader, *, only_going_on: bool = False) -> list[QueuedJob]:
+    """All jobs, or those that are not over, in the order of the queue."""
+    which = f"WHERE NOT {_IS_OVER}" if only_going_on else ""
+    rows = database.execute(f"SELECT {_COLUMNS} FROM jobs {which} ORDER BY number")
     return [
         QueuedJob(
             row["number"], row["name"], Job.read(row["id"], row["terms"], row["budget"]), row["settings"],
@@ -129,7 +144,7 @@ def next_in(jobs: Sequence[QueuedJob]) -> QueuedJob | None:
     another one, since the sum of their costs is proven for jobs in sequence alone (:mod:`agent.accounts`). So
     while it is paused, none goes on. Before one has begun, the first that is not paused.
     """
-    begun = next((each for each in jobs if each.state in (JobState.RUNNING, JobState.CANCELLING)), None)
+    begun = next((each for each in jobs if each.state is JobState.RUNNING or each.state.is_ending), None)
     if begun is not None:
         return begun if begun.goes_on else None
     return next((each for each in jobs if each.state is JobState.WAITING and not each.is_paused), None)
@@ -169,6 +184,27 @@ class Queue:
         """All jobs, in their order."""
         with self._database.errors():
             return jobs_in(self._database)
+
+    def going_on(self) -> list[QueuedJob]:
+        """Those that are not over, in their order. What it takes does not grow with the history."""
+        with self._database.errors():
+            return jobs_in(self._database, only_going_on=True)
+
+    def forget_fragments(self) -> bool:
+        """Delete some of the ids of fragments of jobs that are over, once another has begun: nothing is
+        counted for them any more.
+
+        Returns:
+            Whether there may be more.
+        """
+        with self._database.transaction():
+            deleted = self._database.execute(
+                "DELETE FROM fragments WHERE id IN (SELECT id FROM fragments WHERE job IN (SELECT number FROM"
+                f" jobs WHERE {_IS_OVER} AND number < (SELECT max(number) FROM jobs WHERE begun_at IS NOT"
+                " NULL)) LIMIT ?)",
+                (_FORGOTTEN_AT_ONCE,),
+            )
+        return deleted.rowcount == _FORGOTTEN_AT_ONCE
 
     def require_free(self, name: str) -> None:
         """Refuse the name of a job that is in the queue.
@@ -296,13 +332,23 @@ class Queue:
             lambda each: (int(sends_model), now, each.number),
         )
 
+    def fail(self, number: int, trouble: str) -> None:
+        """A round of a job cannot go on: the job is over when the devices are told."""
+        with self._database.transaction():
+            self._database.execute(
+                "UPDATE jobs SET state = 'failing', trouble = ?, sends_model = 0 "
+                "WHERE number = ? AND state = 'running'",
+                (trouble, number),
+            )
+
     def end(self, number: int, now: float) -> None:
-        """Mark a job as over: as cancelled if it is to be, and else as finished."""
+        """Mark a job as over: as cancelled or failed if it is to be, and else as finished."""
         faults.reached(FaultPoint.COORDINATOR_SAID_GOODBYE)
         with self._database.transaction():
             self._database.execute(
                 "UPDATE jobs SET ended_at = ?, "
-                "state = CASE WHEN state = 'cancelling' THEN 'cancelled' ELSE 'finished' END "
+                "state = CASE state WHEN 'cancelling' THEN 'cancelled' WHEN 'failing' THEN 'failed' "
+                "ELSE 'finished' END "
                 "WHERE number = ? AND ended_at IS NULL",
                 (now, number),
             )
@@ -328,6 +374,8 @@ def _require_going_on(known: QueuedJob) -> None:
     match known.state:
         case JobState.FINISHED:
             raise UsageError(f"Job {known.name!r} is finished; expected one that is not over.")
+        case JobState.FAILED | JobState.FAILING:
+            raise UsageError(f"Job {known.name!r} has failed; expected one that is not over.")
         case JobState.CANCELLED | JobState.CANCELLING:
             raise UsageError(f"Job {known.name!r} is cancelled already; expected one that is not over.")
 

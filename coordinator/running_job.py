@@ -120,7 +120,7 @@ def submit(
 
 
 def end_untold(queued: QueuedJob, database: Database, now: float) -> None:
-    """End a cancelled job that cannot be taken up, so that devices are not told.
+    """End a cancelled or failed job that cannot be taken up, so that devices are not told.
 
     Its open round is given up: what was counted in it is neither kept nor part of another job's sums.
 
@@ -272,7 +272,7 @@ class RunningJob:
 
     def advance(self) -> None:
         """Take the job's next step, if one is due: of its round, or at its end."""
-        if self.queued.state is JobState.CANCELLING:
+        if self.queued.state.is_ending:
             is_told = self.cycle.cancel(sends_model=self.queued.sends_model)
         elif self.cycle.is_over:
             is_told = self.cycle.finish()

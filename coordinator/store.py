@@ -145,7 +145,7 @@ class Store:
         return self.open_round()
 
     def _may_open(self) -> bool:
-        chosen = next_in(jobs_in(self.database))
+        chosen = next_in(jobs_in(self.database, only_going_on=True))
         return (
             chosen is not None
             and chosen.number == self.number

@@ -43,7 +43,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         name = getattr(error, "sqlite_errorname", "")
         if name.startswith("SQLITE_FULL"):
             raise StorageError(
-                f"{path}: the disk is full. Nothing was lost; free some space and restart."
+                f"{path}: the disk is full. Nothing was lost; free some space and try again."
             ) from error
         # SQLITE_ERROR: a schema or values that our statements do not fit, as in a damaged file. No name: of a
         # text that is not UTF-8.
@@ -61,7 +61,7 @@ def disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise StorageError(
-                f"{path}: the disk is full. Nothing was lost; free some space and restart."
+                f"{path}: the disk is full. Nothing was lost; free some space and try again."
             ) from error
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise StorageError(

@@ -40,7 +40,8 @@ def _create(schema: Schema) -> None:
         """number SERIAL, name TEXT NOT NULL UNIQUE, id BLOB NOT NULL UNIQUE,
             settings TEXT NOT NULL, terms TEXT NOT NULL, budget TEXT NOT NULL,
             state TEXT NOT NULL
-                CHECK (state IN ('waiting', 'running', 'cancelling', 'finished', 'cancelled')),
+                CHECK (state IN ('waiting', 'running', 'cancelling', 'failing', 'finished', 'cancelled',
+                'failed')),
             paused INTEGER NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)), trouble TEXT,
             sends_model INTEGER NOT NULL DEFAULT 0 CHECK (sends_model IN (0, 1)), deadline_s REAL,
             added_at REAL NOT NULL, begun_at REAL, ended_at REAL""",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,11 @@ from observers import Observer
 
 from agent.audit import audit, verify
 from agent.ledger import LedgerError
+from coordinator.database import database_file
 from coordinator.keys import load_signer
 from coordinator.reader import StoreReader
 from coordinator.settings import load_coordinator_settings
-from dpagent.errors import StorageError
+from dpagent.errors import PlanError, StorageError
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Verifier
 
@@ -50,6 +53,12 @@ class QueuedFleet:
         result = dpagent("coordinator", "job", *words, "--config", self.file)
         assert result.returncode == 0, result.stderr
         return result.stdout
+
+    def refused(self, *words: str) -> str:
+        """What a command says that does not do it."""
+        result = dpagent("coordinator", "job", *words, "--config", self.file)
+        assert result.returncode != 0, result.stdout
+        return result.stderr
 
     def add(self, name: str, **changes: Any) -> None:
         self.job("add", str(write_job(self.directory / f"{name}.yaml", **{"round": QUICK} | changes)))
@@ -349,6 +358,40 @@ def test_a_round_of_a_job_that_cannot_be_taken_up_again_counts_for_no_other_job(
     assert given_up["given_up_at"] is not None
     assert given_up["fragments"] > 0
     assert opened["fragments"] == 0
+
+
+def test_a_job_whose_round_cannot_go_on_fails_alone_and_the_next_one_runs(
+    fleet_of: Callable[..., QueuedFleet], mosquitto: Broker
+) -> None:
+    """Before, it ended the coordinator, and with it the queue."""
+    fleet, clock = fleet_of(), MovableClock()
+    board = fleet.board()
+    fleet.add("broken", round=LONG, privacy={"clipping": {"kind": "quantile"}})
+    fleet.add("next", rounds=1)
+    with coordinator_thread(fleet.file, clock) as coordinator:
+        wait_until(lambda: fleet.rounds("broken") == (1, 0), "its round")
+        coordinator.stop()
+    with (
+        contextlib.closing(sqlite3.connect(database_file(fleet.settings.state_dir))) as connection,
+        connection,
+    ):
+        connection.execute("UPDATE models SET clip_norm = 1e300")
+    with (
+        Observer(mosquitto, fleet.name) as observer,
+        coordinator_thread(fleet.file, clock) as coordinator,
+        agent_thread(board, clock),
+    ):
+        clock.advance_until(lambda: not coordinator.is_running, "the end of both jobs", 0.05)
+        assert isinstance(coordinator.failure(), PlanError), "whoever waits is told by the exit code"
+    shown = json.loads(fleet.job("show", "broken", "--json", "-"))
+    assert (shown["state"], fleet.state("next")) == ("failed", "finished")
+    assert "No device would accept" in shown["trouble"]
+    assert "Job broken failed: No device" in fleet.job("list")
+    told = [plan.job.hex() for plan in fleet.plans(observer) if plan.state == "finished"]
+    assert len(set(told)) == 1, "what cannot be planned cannot be told"
+    assert "has failed" in fleet.refused("cancel", "broken")
+    (given_up,) = fleet_rounds(fleet, "broken")
+    assert given_up["given_up_at"] is not None
 
 
 def test_a_job_paused_in_its_last_round_is_finished(fleet_of: Callable[..., QueuedFleet]) -> None:
