@@ -129,15 +129,16 @@ class Cycle:
             if not isinstance(self._at_work, Admitted) and now < self._at_work.over_at:
                 return self._at_work.over_at - now
             return 0.0 if self._at_work.answer.done() else _POLL_S
+        idle_s = max(0.0, self._worked_at + _IDLE_S - now)
         if announced is None or announced.phase is Phase.SETTLED:
-            return max(0.0, self._worked_at + _IDLE_S - now)
+            return idle_s
         is_fetched = self._announcements.too_large(announced.plan) is None
         if is_fetched and self._announcements.model_for(announced.plan) is None:
-            return max(0.0, announced.ask_again_at - now)
+            return min(idle_s, max(0.0, announced.ask_again_at - now))
         if self._sitting_out.waits(announced):
-            return math.inf
+            return idle_s
         if announced.phase is Phase.DECIDE and self._tokens.is_awaited(announced.plan):
-            return math.inf  # An answer is an event of its own.
+            return idle_s  # An answer is an event of its own.
         return max(0.0, announced.begins_at - now)
 
     def advance(self) -> None:
@@ -158,9 +159,9 @@ class Cycle:
                 log.error("the training process does not answer, and is ended")
                 self._worker.end()  # With that, it has answered.
             return
+        if self._clock.monotonic() >= self._worked_at + _IDLE_S:
+            self.rest()
         if announced is None or announced.phase is Phase.SETTLED:
-            if self._clock.monotonic() >= self._worked_at + _IDLE_S:
-                self.rest()
             return
         if (reason := self._announcements.too_large(announced.plan)) is not None:
             self._refuse_model(announced, reason)

@@ -101,10 +101,29 @@ def test_through_a_mixer_it_asks_as_often_as_it_would_send(device: Device) -> No
     assert device.charged() == [1, 2]
 
 
-def test_a_device_waits_without_turning_round(device: Device) -> None:
+def test_a_device_waits_without_turning_round_and_without_a_training_process(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for days keeps no memory for it."""
+    ended: list[float] = []
+    monkeypatch.setattr(device.worker, "end", lambda: ended.append(device.clock.monotonic()))
     goes_by(device, 1)
     goes_by(device, 2)
+    left_s = device.cycle.due_in_s()
+    assert 600 < left_s < 1_200
+    device.clock.advance(left_s - 1.0)
+    device.cycle.advance()
+    assert ended == []
+    device.clock.advance(1.0)
+    device.cycle.advance()
+    assert len(ended) == 1
     assert device.cycle.due_in_s() == float("inf")
+    device.clock.advance(3_600.0)
+    device.cycle.advance()
+    assert len(ended) == 1
+    receipts(device, 1)
+    device.advance()
+    assert device.charged() == [1, 2]
 
 
 def test_it_asks_for_no_receipt_of_a_round_that_is_nearly_over(device: Device) -> None:
