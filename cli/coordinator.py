@@ -215,15 +215,17 @@ def status(
 
 def _participation(settings: CoordinatorSettings, job: bytes, number: int) -> Participation | None:
     """Who takes part in a round, where members have tokens."""
+    from coordinator.database.opening import is_there
+    from coordinator.database.schema import Part
     from coordinator.devices import Devices
     from coordinator.participation import participation
-    from coordinator.registry import FILE_NAME, RegistryReader
+    from coordinator.registry import RegistryReader
 
-    if not (settings.members_dir / FILE_NAME).exists():
+    if not is_there(settings.members_place, Part.REGISTRY):
         return None
-    reader = RegistryReader(settings.members_dir)
+    reader = RegistryReader(settings.members_place)
     try:
-        with Devices(settings.members_dir) as devices:
+        with Devices(settings.members_place) as devices:
             return participation(reader.of_round(job, number), devices.all())
     finally:
         reader.close()

@@ -64,7 +64,7 @@ class Coordinator:
         subscriptions = [Subscription(self._topics.plan)]
         if not self._has_workers:
             subscriptions.append(Subscription(self._topics.fragments))
-        if settings.members_dir.is_dir():
+        if settings.has_members:
             subscriptions.append(Subscription(self._topics.asks))
         self._session = MqttSession(
             settings.mqtt,

@@ -1,7 +1,8 @@
 """The devices of a fleet, their certificates, and who of them is a member.
 
 Beside the certificate authority (:mod:`coordinator.authority`) in the fleet's members directory, in a
-database of its own: the enrolment endpoint and the operator's commands write it while the coordinator reads.
+database of its own, or in the coordinator's in PostgreSQL: the enrolment endpoint and the operator's
+commands write it while the coordinator reads.
 
 A device that was lost is *replaced* by another, which takes its place in every budget: what one of them was
 granted counts for both (:meth:`Devices.lineage`).
@@ -9,13 +10,10 @@ granted counts for both (:meth:`Devices.lineage`).
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import sqlite3
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Final
 
 from cryptography import x509
@@ -23,10 +21,12 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from coordinator.invitations import create_invitations
+from coordinator.database.interface import Row
+from coordinator.database.opening import open_members
+from coordinator.database.schema import Part
+from coordinator.database.settings import StorePlace
 from dpagent.errors import UsageError
 from dpagent.protocol import device_signing
-from dpagent.storage import disk_errors, open_database, transaction
 from dpagent.wording import counted
 
 LEAST_PREFIX: Final = 4
@@ -82,23 +82,6 @@ class Device:
         return device_signing.is_signed(self.parsed, signature, message)
 
 
-def _create(connection: sqlite3.Connection) -> None:
-    connection.execute(
-        """CREATE TABLE devices (
-            id TEXT PRIMARY KEY, certificate BLOB NOT NULL, enrolled_at REAL NOT NULL, state TEXT NOT NULL,
-            replaces TEXT UNIQUE REFERENCES devices (id), note TEXT NOT NULL, revoked_at REAL
-        ) STRICT"""
-    )
-    connection.execute(
-        """CREATE TABLE certificates (
-            fingerprint BLOB PRIMARY KEY, serial TEXT NOT NULL, key BLOB NOT NULL,
-            device TEXT NOT NULL REFERENCES devices (id), issued_at REAL NOT NULL, expires_at REAL NOT NULL
-        ) STRICT, WITHOUT ROWID"""
-    )
-    connection.execute("CREATE INDEX certificates_by_device ON certificates (device)")
-    connection.execute("CREATE INDEX certificates_by_key ON certificates (key)")
-
-
 _COLUMNS: Final = "id, certificate, enrolled_at, state, replaces, note, revoked_at"
 
 
@@ -106,19 +89,18 @@ class Devices:
     """The table of devices. Several programs may have it open.
 
     Args:
-        members_dir: The fleet's members directory, which exists.
+        place: The fleet's members directory, which exists, or PostgreSQL.
 
     Raises:
         StorageError: The database cannot be used.
     """
 
-    def __init__(self, members_dir: Path) -> None:
-        self.file = members_dir / "members.db"
-        self.connection = open_database(self.file, [_create, create_invitations])
+    def __init__(self, place: StorePlace) -> None:
+        self.database = open_members(place, Part.MEMBERS)
 
     def close(self) -> None:
         """Close the database."""
-        self.connection.close()
+        self.database.close()
 
     def __enter__(self) -> Devices:
         return self
@@ -126,16 +108,14 @@ class Devices:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """What is read and written inside takes effect together, or not at all."""
-        with disk_errors(self.file), transaction(self.connection):
-            yield
+        return self.database.transaction()
 
     def all(self) -> list[Device]:
         """Every device that ever enrolled, in that order."""
-        with disk_errors(self.file):
-            rows = self.connection.execute(f"SELECT {_COLUMNS} FROM devices ORDER BY enrolled_at, id")
+        with self.database.errors():
+            rows = self.database.execute(f"SELECT {_COLUMNS} FROM devices ORDER BY enrolled_at, id")
             return [_device(row) for row in rows]
 
     def members(self) -> int:
@@ -148,8 +128,8 @@ class Devices:
 
     def find(self, device_id: str) -> Device | None:
         """A device by its whole id."""
-        with disk_errors(self.file):
-            row = self.connection.execute(
+        with self.database.errors():
+            row = self.database.execute(
                 f"SELECT {_COLUMNS} FROM devices WHERE id = ?", (device_id,)
             ).fetchone()
         return None if row is None else _device(row)
@@ -173,22 +153,22 @@ class Devices:
 
     def holder(self, certificate: x509.Certificate) -> Device | None:
         """The device that this very certificate was issued to, as its latest or an earlier one."""
-        with disk_errors(self.file):
-            row = self.connection.execute(
+        with self.database.errors():
+            row = self.database.execute(
                 "SELECT device FROM certificates WHERE fingerprint = ?", (_fingerprint(certificate),)
             ).fetchone()
         return None if row is None else self.find(row["device"])
 
     def with_key(self, key: bytes) -> Device | None:
         """The device that has a key, by its :func:`digest_of_key`."""
-        with disk_errors(self.file):
-            row = self.connection.execute("SELECT device FROM certificates WHERE key = ?", (key,)).fetchone()
+        with self.database.errors():
+            row = self.database.execute("SELECT device FROM certificates WHERE key = ?", (key,)).fetchone()
         return None if row is None else self.find(row["device"])
 
     def lineage(self, device_id: str) -> tuple[str, ...]:
         """The device and, before it, those whose places it took: their budgets are one."""
-        with disk_errors(self.file):
-            rows = self.connection.execute(
+        with self.database.errors():
+            rows = self.database.execute(
                 """WITH RECURSIVE line (id, replaces, depth) AS (
                     SELECT id, replaces, 0 FROM devices WHERE id = ?
                     UNION SELECT before.id, before.replaces, depth + 1
@@ -200,16 +180,14 @@ class Devices:
 
     def successor(self, device_id: str) -> str | None:
         """The device that took its place, if one has."""
-        with disk_errors(self.file):
-            row = self.connection.execute(
-                "SELECT id FROM devices WHERE replaces = ?", (device_id,)
-            ).fetchone()
+        with self.database.errors():
+            row = self.database.execute("SELECT id FROM devices WHERE replaces = ?", (device_id,)).fetchone()
         return None if row is None else str(row["id"])
 
     def issued_since(self, device_id: str, since: float) -> int:
         """Certificates that a device was issued since a time."""
-        with disk_errors(self.file):
-            row = self.connection.execute(
+        with self.database.errors():
+            row = self.database.execute(
                 "SELECT count(*) FROM certificates WHERE device = ? AND issued_at >= ?", (device_id, since)
             ).fetchone()
         return int(row[0])
@@ -217,8 +195,8 @@ class Devices:
     def revoked_certificates(self, now: float) -> list[tuple[int, float]]:
         """Serial number and time of revocation of every certificate that must not be accepted, though it has
         not expired by ``now``."""
-        with disk_errors(self.file):
-            rows = self.connection.execute(
+        with self.database.errors():
+            rows = self.database.execute(
                 "SELECT serial, revoked_at FROM certificates JOIN devices ON devices.id = device "
                 "WHERE state <> ? AND expires_at > ? ORDER BY revoked_at, serial",
                 (DeviceState.ENROLLED, now),
@@ -242,7 +220,7 @@ class Devices:
             raise ValueError("the certificate names no device")
         if replaces is not None and self.successor(replaces) is not None:
             raise ValueError(f"device {replaces} has been replaced already")
-        self.connection.execute(
+        self.database.execute(
             "INSERT INTO devices VALUES (?, ?, ?, ?, ?, ?, NULL)",
             (device_id, certificate.public_bytes(Encoding.DER), at, DeviceState.ENROLLED, replaces, note),
         )
@@ -262,7 +240,7 @@ class Devices:
         device = self.find(device_signing.device_id_of(certificate) or "")
         if device is None or not device.is_member:
             raise ValueError("the certificate is no member's")
-        self.connection.execute(
+        self.database.execute(
             "UPDATE devices SET certificate = ? WHERE id = ?",
             (certificate.public_bytes(Encoding.DER), device.id),
         )
@@ -273,14 +251,14 @@ class Devices:
         self._end(device_id, DeviceState.REVOKED, at)
 
     def _end(self, device_id: str, state: DeviceState, at: float) -> None:
-        self.connection.execute(
+        self.database.execute(
             "UPDATE devices SET state = ?, revoked_at = coalesce(revoked_at, ?) WHERE id = ? AND state <> ?",
             (state, at, device_id, DeviceState.REPLACED),
         )
 
     def _note(self, device_id: str, certificate: x509.Certificate, at: float) -> None:
         ends = certificate.not_valid_after_utc.timestamp()
-        self.connection.execute(
+        self.database.execute(
             "INSERT INTO certificates VALUES (?, ?, ?, ?, ?, ?)",
             (
                 _fingerprint(certificate),
@@ -302,5 +280,5 @@ def _fingerprint(certificate: x509.Certificate) -> bytes:
     return certificate.fingerprint(hashes.SHA256())
 
 
-def _device(row: sqlite3.Row) -> Device:
+def _device(row: Row) -> Device:
     return Device(**{**row, "state": DeviceState(row["state"])})

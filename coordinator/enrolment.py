@@ -76,8 +76,8 @@ class Enrolment:
         """
         secret, key = _bytes(asked.secret), _requested_key(asked.request)
         digest, at = digest_of_key(key), time.time()
-        with Devices(self.settings.members_dir) as devices, devices.transaction():
-            invitations = Invitations(devices.connection)
+        with Devices(self.settings.members_place) as devices, devices.transaction():
+            invitations = Invitations(devices.database)
             invitation = invitations.find(secret)
             if invitation is None:
                 raise RefusedError("No invitation has this code.")
@@ -118,7 +118,7 @@ class Enrolment:
         key, at = _requested_key(asked.request), time.time()
         if certificate is None:
             raise RefusedError("Only a board with a certificate can renew it.", HTTPStatus.UNAUTHORIZED)
-        with Devices(self.settings.members_dir) as devices, devices.transaction():
+        with Devices(self.settings.members_place) as devices, devices.transaction():
             device = devices.holder(certificate)
             if device is None:
                 raise RefusedError("This certificate is no device's of this fleet.")

@@ -7,9 +7,9 @@ device: that is no second use.
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 
+from coordinator.database.interface import Database
 from dpagent.protocol.enrolment import hash_of, name_of
 
 
@@ -33,48 +33,33 @@ class InvitationRecord:
         return name_of(self.hash)
 
 
-def create_invitations(connection: sqlite3.Connection) -> None:
-    """The tables."""
-    connection.execute(
-        """CREATE TABLE invitations (
-            hash BLOB PRIMARY KEY, made_at REAL NOT NULL, expires_at REAL NOT NULL, uses INTEGER NOT NULL,
-            used INTEGER NOT NULL, replaces TEXT, note TEXT NOT NULL
-        ) STRICT, WITHOUT ROWID"""
-    )
-    connection.execute(
-        """CREATE TABLE redemptions (
-            invitation BLOB NOT NULL, key BLOB NOT NULL, device TEXT NOT NULL, PRIMARY KEY (invitation, key)
-        ) STRICT, WITHOUT ROWID"""
-    )
-
-
 class Invitations:
     """The table of invitations.
 
     Args:
-        connection: of the members' database. What changes it is called in a transaction.
+        database: of the members. What changes it is called in a transaction.
     """
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def open(self, *, at: float) -> list[InvitationRecord]:
         """Those that still let somebody in, oldest first."""
-        rows = self._connection.execute(
+        rows = self._database.execute(
             "SELECT * FROM invitations WHERE used < uses AND expires_at > ? ORDER BY made_at, hash", (at,)
         )
         return [InvitationRecord(**row) for row in rows]
 
     def find(self, secret: bytes) -> InvitationRecord | None:
         """The invitation of a secret."""
-        row = self._connection.execute(
+        row = self._database.execute(
             "SELECT * FROM invitations WHERE hash = ?", (hash_of(secret),)
         ).fetchone()
         return None if row is None else InvitationRecord(**row)
 
     def redeemed(self, invitation: InvitationRecord, key: bytes) -> str | None:
         """The device that enrolled with an invitation and a key (its digest)."""
-        row = self._connection.execute(
+        row = self._database.execute(
             "SELECT device FROM redemptions WHERE invitation = ? AND key = ?", (invitation.hash, key)
         ).fetchone()
         return None if row is None else str(row["device"])
@@ -90,18 +75,18 @@ class Invitations:
         note: str = "",
     ) -> None:
         """Keep an invitation, without its secret."""
-        self._connection.execute(
+        self._database.execute(
             "INSERT INTO invitations VALUES (?, ?, ?, ?, 0, ?, ?)",
             (hash_of(secret), made_at, expires_at, uses, replaces, note),
         )
 
     def redeem(self, invitation: InvitationRecord, key: bytes, device: str) -> None:
         """Note a use. The caller has seen that the invitation is open."""
-        self._connection.execute("UPDATE invitations SET used = used + 1 WHERE hash = ?", (invitation.hash,))
-        self._connection.execute("INSERT INTO redemptions VALUES (?, ?, ?)", (invitation.hash, key, device))
+        self._database.execute("UPDATE invitations SET used = used + 1 WHERE hash = ?", (invitation.hash,))
+        self._database.execute("INSERT INTO redemptions VALUES (?, ?, ?)", (invitation.hash, key, device))
 
     def withdraw(self, *, at: float) -> int:
         """Let no open invitation be used any more; return how many there were."""
-        return self._connection.execute(
+        return self._database.execute(
             "UPDATE invitations SET expires_at = ? WHERE used < uses AND expires_at > ?", (at, at)
         ).rowcount

@@ -1,6 +1,7 @@
 """The budget registry: what each device was granted, by job and round, and the keys of its tokens.
 
-It is in the fleet's members directory, beside the table of devices, and spans all jobs. A row is written in
+It is in the fleet's members directory, beside the table of devices, or in the coordinator's database in
+PostgreSQL, and spans all jobs. A row is written in
 the transaction that signs: a device that may have its tokens is charged for the round, whether it got the
 answer or not. Each row keeps the statement that the device signed (:mod:`dpagent.protocol.issuing`).
 
@@ -9,19 +10,18 @@ The secret part of a round's key is erased when the round closes: nobody makes a
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
+from coordinator.database.interface import Reader, Row
+from coordinator.database.opening import open_members, open_reader
+from coordinator.database.schema import Part
+from coordinator.database.settings import StorePlace
 from dpagent.privacy.statement import BudgetStatement
 from dpagent.protocol.issuing import Statement, Verdict, Wish
-from dpagent.storage import disk_errors, open_database, open_readonly, transaction
-
-FILE_NAME: Final = "registry.db"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,60 +81,34 @@ class Spent:
         return self.statement["unit"], self.statement["adjacency"], self.statement["trust"]
 
 
-def _create(connection: sqlite3.Connection) -> None:
-    connection.execute(
-        "CREATE TABLE keys (job BLOB NOT NULL, round INTEGER NOT NULL, modulus BLOB NOT NULL, secret BLOB, "
-        "PRIMARY KEY (job, round)) STRICT, WITHOUT ROWID"
-    )
-    connection.execute(
-        "CREATE TABLE prices (job BLOB NOT NULL, round INTEGER NOT NULL, columns TEXT NOT NULL, "
-        "PRIMARY KEY (job, round)) STRICT, WITHOUT ROWID"
-    )
-    connection.execute(
-        """CREATE TABLE grants (
-            device TEXT NOT NULL, job BLOB NOT NULL, round INTEGER NOT NULL, wish INTEGER NOT NULL,
-            verdict INTEGER NOT NULL, at REAL NOT NULL, statement BLOB NOT NULL, signature BLOB NOT NULL,
-            PRIMARY KEY (device, job, round)
-        ) STRICT, WITHOUT ROWID"""
-    )
-    connection.execute("CREATE INDEX grants_by_round ON grants (job, round, verdict)")
-    connection.execute(
-        "CREATE TABLE ledgers (device TEXT PRIMARY KEY, entries INTEGER NOT NULL, statement BLOB NOT NULL, "
-        "signature BLOB NOT NULL, went_back INTEGER NOT NULL) STRICT, WITHOUT ROWID"
-    )
-
-
 class Registry:
     """The open registry. One coordinator writes it.
 
     Args:
-        members_dir: the fleet's members directory, which exists.
+        place: the fleet's members directory, which exists, or PostgreSQL.
 
     Raises:
         StorageError: The database cannot be used.
     """
 
-    def __init__(self, members_dir: Path) -> None:
-        self.file = members_dir / FILE_NAME
-        self.connection = open_database(self.file, [_create])
-        self.connection.execute("PRAGMA secure_delete = ON")
+    def __init__(self, place: StorePlace) -> None:
+        self.database = open_members(place, Part.REGISTRY)
+        self.database.erase_what_is_deleted()
 
     def close(self) -> None:
         """Close the database."""
-        self.connection.close()
+        self.database.close()
 
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """What is read and written inside takes effect together, or not at all."""
-        with disk_errors(self.file), transaction(self.connection):
-            yield
+        return self.database.transaction()
 
     # Keys of rounds.
 
     def key(self, job: bytes, number: int) -> StoredKey | None:
         """The key of a round, if it was made."""
-        with disk_errors(self.file):
-            row = self.connection.execute(
+        with self.database.errors():
+            row = self.database.execute(
                 "SELECT round, modulus, secret FROM keys WHERE job = ? AND round = ?", (job, number)
             ).fetchone()
         return None if row is None else StoredKey(*row)
@@ -143,28 +117,27 @@ class Registry:
         """Keep a round's new key, and what the round brings the job to, in each column of its method."""
         stated = json.dumps([column.as_dict() for column in columns])
         with self.transaction():
-            self.connection.execute(
+            self.database.execute(
                 "INSERT INTO keys VALUES (?, ?, ?, ?)", (job, key.round, key.modulus, key.secret)
             )
-            self.connection.execute("INSERT INTO prices VALUES (?, ?, ?)", (job, key.round, stated))
+            self.database.execute("INSERT INTO prices VALUES (?, ?, ?)", (job, key.round, stated))
 
     def forget_secrets(self, job: bytes, last_round: int) -> None:
         """Erase the secret keys of all rounds up to one."""
         with self.transaction():
-            changed = self.connection.execute(
+            changed = self.database.execute(
                 "UPDATE keys SET secret = NULL WHERE job = ? AND round <= ? AND secret IS NOT NULL",
                 (job, last_round),
             ).rowcount
         if changed:
             # Its bytes go from the log too, unless somebody reads: then with the next round's.
-            with disk_errors(self.file):
-                self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self.database.fold_log()
 
     # What devices were granted. What changes it is called in a transaction.
 
     def entry(self, device: str, job: bytes, number: int) -> Entry | None:
         """What a device asked of a round before, or None."""
-        row = self.connection.execute(
+        row = self.database.execute(
             f"SELECT {_ENTRY} FROM grants WHERE device = ? AND job = ? AND round = ?", (device, job, number)
         ).fetchone()
         return None if row is None else _entry(row)
@@ -180,8 +153,11 @@ class Registry:
 
     def put(self, entry: Entry) -> None:
         """Note what a device asked, and its answer, in the place of an earlier one."""
-        self.connection.execute(
-            "INSERT OR REPLACE INTO grants VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        self.database.execute(
+            "INSERT INTO grants VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (device, job, round) DO UPDATE "
+            "SET "
+            "wish = excluded.wish, verdict = excluded.verdict, at = excluded.at, "
+            "statement = excluded.statement, signature = excluded.signature",
             (
                 entry.device, entry.job, entry.round, entry.wish, entry.verdict, entry.at,
                 entry.statement.to_bytes(), entry.signature,
@@ -190,7 +166,7 @@ class Registry:
 
     def ledger(self, device: str) -> LatestLedger | None:
         """How far a device's ledger had come by its own statements."""
-        row = self.connection.execute(
+        row = self.database.execute(
             "SELECT statement, signature, entries, went_back FROM ledgers WHERE device = ?", (device,)
         ).fetchone()
         return (
@@ -201,22 +177,23 @@ class Registry:
 
     def put_ledger(self, device: str, statement: Statement, signature: bytes) -> None:
         """Note how far a device's ledger has come."""
-        self.connection.execute(
-            "INSERT OR REPLACE INTO ledgers VALUES (?, ?, ?, ?, 0)",
+        self.database.execute(
+            "INSERT INTO ledgers VALUES (?, ?, ?, ?, 0) ON CONFLICT (device) DO UPDATE SET entries = "
+            "excluded.entries, statement = excluded.statement, signature = excluded.signature, went_back = 0",
             (device, statement.entries, statement.to_bytes(), signature),
         )
 
     def note_went_back(self, device: str) -> None:
         """Note that a device's ledger is older than its own statement."""
-        self.connection.execute("UPDATE ledgers SET went_back = 1 WHERE device = ?", (device,))
+        self.database.execute("UPDATE ledgers SET went_back = 1 WHERE device = ?", (device,))
 
     def spent(self, devices: Sequence[str]) -> list[Spent]:
         """What was granted to a device, and to those whose place it took."""
-        return spent_by(self.connection, devices)
+        return spent_by(self.database, devices)
 
     def price(self, job: bytes, number: int) -> list[dict[str, Any]]:
         """What a round brings its job to, in each column, as statements."""
-        row = self.connection.execute(
+        row = self.database.execute(
             "SELECT columns FROM prices WHERE job = ? AND round = ?", (job, number)
         ).fetchone()
         found: list[dict[str, Any]] = json.loads(row["columns"])
@@ -226,25 +203,25 @@ class Registry:
 _ENTRY: Final = "device, job, round, wish, verdict, at, statement, signature"
 
 
-def _entry(row: sqlite3.Row) -> Entry:
+def _entry(row: Row) -> Entry:
     return Entry(
         row["device"], row["job"], row["round"], Wish(row["wish"]), Verdict(row["verdict"]), row["at"],
         Statement.from_bytes(row["statement"]), row["signature"],
     )  # fmt: skip
 
 
-def spent_by(connection: sqlite3.Connection, devices: Sequence[str]) -> list[Spent]:
+def spent_by(database: Reader, devices: Sequence[str]) -> list[Spent]:
     """See :meth:`Registry.spent`: of each job the last round that was granted, which bounds all before it."""
     marks = ", ".join("?" * len(devices))
-    rows = connection.execute(
-        f"""SELECT hex(last.job) AS job, last.rounds, prices.columns FROM (
+    rows = database.execute(
+        f"""SELECT last.job, last.rounds, prices.columns FROM (
             SELECT job, max(round) AS round, count(DISTINCT round) AS rounds FROM grants
             WHERE verdict = ? AND device IN ({marks}) GROUP BY job
         ) AS last JOIN prices ON prices.job = last.job AND prices.round = last.round ORDER BY last.job""",
         (Verdict.GRANTED, *devices),
     )
     return [
-        Spent(row["job"].lower(), row["rounds"], statement)
+        Spent(bytes(row["job"]).hex(), row["rounds"], statement)
         for row in rows
         for statement in json.loads(row["columns"])
     ]
@@ -254,52 +231,50 @@ class RegistryReader:
     """Reads a registry, also while the coordinator writes to it.
 
     Args:
-        members_dir: the fleet's members directory.
+        place: the fleet's members directory, or PostgreSQL.
 
     Raises:
         StorageError: There is no registry.
     """
 
-    def __init__(self, members_dir: Path) -> None:
-        self.file = members_dir / FILE_NAME
-        self._connection = open_readonly(self.file)
+    def __init__(self, place: StorePlace) -> None:
+        self._database = open_reader(place, Part.REGISTRY)
 
     def close(self) -> None:
         """Close the database."""
-        self._connection.close()
+        self._database.close()
 
     def entries(self, device: str | None = None) -> list[Entry]:
         """What devices asked, by job and round; of one device or of all."""
-        with disk_errors(self.file):
-            rows = self._connection.execute(
-                f"SELECT {_ENTRY} FROM grants WHERE ? IS NULL OR device = ? ORDER BY at, job, round, device",
-                (device, device),
+        where = "" if device is None else "WHERE device = ?"
+        with self._database.errors():
+            rows = self._database.execute(
+                f"SELECT {_ENTRY} FROM grants {where} ORDER BY at, job, round, device",
+                () if device is None else (device,),
             )
             return [_entry(row) for row in rows]
 
     def of_round(self, job: bytes, number: int) -> list[Entry]:
         """What devices asked of one round."""
-        with disk_errors(self.file):
-            rows = self._connection.execute(
+        with self._database.errors():
+            rows = self._database.execute(
                 f"SELECT {_ENTRY} FROM grants WHERE job = ? AND round = ? ORDER BY device", (job, number)
             )
             return [_entry(row) for row in rows]
 
     def spent(self, devices: Sequence[str]) -> list[Spent]:
         """What was granted to a device, and to those whose place it took."""
-        with disk_errors(self.file):
-            return spent_by(self._connection, devices)
+        with self._database.errors():
+            return spent_by(self._database, devices)
 
     def went_back(self) -> set[str]:
         """Devices whose ledger is older than a statement of theirs."""
-        with disk_errors(self.file):
-            rows = self._connection.execute("SELECT device FROM ledgers WHERE went_back")
+        with self._database.errors():
+            rows = self._database.execute("SELECT device FROM ledgers WHERE went_back = 1")
             return {row["device"] for row in rows}
 
     def moduli(self) -> list[tuple[str, int, bytes]]:
         """Job, round and modulus of every key."""
-        with disk_errors(self.file):
-            rows = self._connection.execute(
-                "SELECT hex(job) AS job, round, modulus FROM keys ORDER BY job, round"
-            )
-            return [(row["job"].lower(), row["round"], row["modulus"]) for row in rows]
+        with self._database.errors():
+            rows = self._database.execute("SELECT job, round, modulus FROM keys ORDER BY job, round")
+            return [(bytes(row["job"]).hex(), row["round"], row["modulus"]) for row in rows]

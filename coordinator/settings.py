@@ -142,6 +142,20 @@ class CoordinatorSettings(Settings):
         return self.store.address() or self.state_dir
 
     @property
+    def members_place(self) -> StorePlace:
+        """Where the members and what they were granted are.
+
+        Raises:
+            ConfigurationError: The password of its database cannot be read.
+        """
+        return self.store.address() or self.members_dir
+
+    @property
+    def has_members(self) -> bool:
+        """Whether there may be members."""
+        return self.store.url is not None or self.members_dir.is_dir()
+
+    @property
     def revocation_file(self) -> Path:
         """Where the broker reads whose certificates are revoked."""
         return self.enrolment.revocation_file or self.members_dir / "revoked.crl"

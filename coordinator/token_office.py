@@ -22,7 +22,6 @@ from dpagent.errors import ConfigurationError
 from dpagent.protocol.codec import MessageError, encode
 from dpagent.protocol.issuing import AskOpener
 from dpagent.protocol.tokens import MAX_ROUNDS_AHEAD, RoundKey, TokenKeys
-from dpagent.storage import disk_errors
 from dpagent.transport.events import Received
 from dpagent.wording import counted
 
@@ -59,14 +58,15 @@ class TokenOffice:
         announcer: Announcer,
         clock: Clock,
     ) -> None:
-        if not settings.members_dir.is_dir():
+        if not settings.has_members:
             raise ConfigurationError(
                 f"linkability is {settings.linkability}, and {settings.members_dir} is missing: tokens are "
                 "for devices that enrolled. Run `dpagent coordinator ca init`, or set linkability: none."
             )
         self._settings, self._job, self._store, self._announcer = settings, job, store, announcer
         self._sealing_key = opener.public_key
-        self._devices, self._registry = Devices(settings.members_dir), Registry(settings.members_dir)
+        place = settings.members_place
+        self._devices, self._registry = Devices(place), Registry(place)
         self._issuer = Issuer(
             settings.fleet,
             opener=opener,
@@ -198,7 +198,7 @@ class TokenOffice:
         if self._keys is None or not some:
             return
         rejected: Counter[str] = Counter()
-        with disk_errors(self._registry.file):
+        with self._registry.database.errors():
             for message in some:
                 try:
                     issued = self._issuer.answer(message.topic.split("/")[-2], message.payload, self._keys)

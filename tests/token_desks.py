@@ -9,6 +9,7 @@ from members import enrolled, new_authority
 from agent.identity import Identity
 from coordinator.blind_signing import PrivateKey
 from coordinator.columns import spent_columns
+from coordinator.database.settings import StorePlace
 from coordinator.devices import Devices
 from coordinator.issuing import Issuer
 from coordinator.job import Job
@@ -57,12 +58,14 @@ class Desk:
         job: bytes = JOB,
         device_epsilon: float | None = None,
         sealing_secret: bytes = b"",
+        place: StorePlace | None = None,
     ) -> None:
         self.signer, self.members_dir = signer, directory
         self.directory = directory
         if not (directory / "ca.crt").exists():
             self.authority = new_authority(directory, FLEET)
-        self.devices, self.registry = Devices(directory), Registry(directory)
+        self._place = place or directory
+        self.devices, self.registry = Devices(self._place), Registry(self._place)
         self.sealing_secret, self.now = sealing_secret or new_sealing_secret(), 5_000.0
         self.opener = AskOpener(self.sealing_secret, FLEET)
         noise = JobNoise.chosen("discrete-gaussian", (2.0,) * len(EPSILONS))
@@ -104,7 +107,7 @@ class Desk:
         return self.signer.sign(self.issuer.answer(device, payload, self.keys).answer, "answer")
 
     def entries(self) -> list[Entry]:
-        reader = RegistryReader(self.directory)
+        reader = RegistryReader(self._place)
         try:
             return reader.entries()
         finally:

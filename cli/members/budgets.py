@@ -129,9 +129,9 @@ def _opened(settings: FleetSettings) -> Iterator[tuple[Devices, RegistryReader]]
     from coordinator.devices import Devices
     from coordinator.registry import RegistryReader
 
-    reader = RegistryReader(settings.members_dir)
+    reader = RegistryReader(settings.members_place)
     try:
-        with Devices(settings.members_dir) as devices:
+        with Devices(settings.members_place) as devices:
             yield devices, reader
     finally:
         reader.close()

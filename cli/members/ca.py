@@ -58,7 +58,7 @@ def init(
         authority = adopt_authority(settings.members_dir, certificate, key, now=now)
     else:
         authority = create_authority(settings.members_dir, settings.fleet, now=now)
-    with Devices(settings.members_dir) as devices:
+    with Devices(settings.members_place) as devices:
         write_revocations(settings, authority, devices, now)
     _show(authority)
     typer.echo(

@@ -33,11 +33,10 @@ _PROGRAM_S: Final = 60
 def list_devices(config: FleetConfig = None, as_json: JsonOption = False) -> None:
     """List all devices that ever enrolled, and the invitations that are open."""
     from coordinator.invitations import Invitations
-    from dpagent.storage import disk_errors
 
     settings = coordinator_settings(config)
-    with _opened(settings) as devices, disk_errors(devices.file):
-        found, waiting = devices.all(), Invitations(devices.connection).open(at=time.time())
+    with _opened(settings) as devices, devices.database.errors():
+        found, waiting = devices.all(), Invitations(devices.database).open(at=time.time())
     if as_json:
         invitations = [
             {"invitation": each.name, "expires_at": each.expires_at, "uses": each.uses, "used": each.used,
@@ -133,7 +132,7 @@ def withdraw(config: FleetConfig = None) -> None:
     from coordinator.invitations import Invitations
 
     with _opened(coordinator_settings(config)) as devices, devices.transaction():
-        number = Invitations(devices.connection).withdraw(at=time.time())
+        number = Invitations(devices.database).withdraw(at=time.time())
     typer.echo(f"{counted(number, 'code')} can be used no more.")
 
 
@@ -143,7 +142,7 @@ def _opened(settings: CoordinatorSettings) -> Devices:
     from coordinator.devices import Devices
 
     load_authority(settings.members_dir, now=datetime.now(UTC))
-    return Devices(settings.members_dir)
+    return Devices(settings.members_place)
 
 
 def _revoke(settings: CoordinatorSettings, devices: Devices, device: Device) -> None:

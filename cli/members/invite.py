@@ -105,8 +105,8 @@ def made_invitations(
     host, port = split_address(settings.enrolment.address)
     made = [Invitation(host, port, authority.fingerprint, new_secret()) for _ in range(count)]
     now = time.time()
-    with Devices(settings.members_dir) as devices, devices.transaction():
-        table = Invitations(devices.connection)
+    with Devices(settings.members_place) as devices, devices.transaction():
+        table = Invitations(devices.database)
         for invitation in made:
             table.add(
                 invitation.secret, made_at=now, expires_at=now + hours * 3600, uses=uses, replaces=replaces,

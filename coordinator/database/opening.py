@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.database.interface import Database, Reader
+from coordinator.database.schema import Part
 from coordinator.database.settings import PostgresqlAddress, StorePlace
-from coordinator.database.sqlite import SqliteDatabase, SqliteReader, database_file
+from coordinator.database.sqlite import SqliteDatabase, SqliteReader
 from dpagent.extras import extra_needed
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _PURPOSE = "PostgreSQL as the coordinator's store"
 
 
-def open_postgresql(address: PostgresqlAddress, purpose: str) -> PostgresqlDatabase:
+def open_postgresql(address: PostgresqlAddress, purpose: str, part: Part = Part.ROUNDS) -> PostgresqlDatabase:
     """A connection to PostgreSQL; see :class:`PostgresqlDatabase`.
 
     Raises:
@@ -26,7 +27,7 @@ def open_postgresql(address: PostgresqlAddress, purpose: str) -> PostgresqlDatab
     with extra_needed("postgresql", _PURPOSE):
         from coordinator.database.postgresql import PostgresqlDatabase
 
-    return PostgresqlDatabase(address, purpose)
+    return PostgresqlDatabase(address, purpose, part)
 
 
 def open_database(place: StorePlace) -> Database:
@@ -56,28 +57,57 @@ def open_beside(place: StorePlace) -> Database:
     return database
 
 
-def open_reader(place: StorePlace) -> Reader:
-    """The database for reading, which is there.
+def open_members(place: StorePlace, part: Part) -> Database:
+    """The members' database or the registry, made if there is none yet.
+
+    Args:
+        place: the members directory, which exists, or PostgreSQL.
+        part: which.
+
+    Raises:
+        StorageError, DatabaseAwayError, ConfigurationError: It cannot be used.
+    """
+    if isinstance(place, Path):
+        return SqliteDatabase(place, part)
+    database = open_postgresql(place, part.removesuffix(".db"), part)
+    try:
+        database.create()
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def open_reader(place: StorePlace, part: Part = Part.ROUNDS) -> Reader:
+    """A database for reading, which is there.
+
+    Args:
+        place: the directory that it is in, or PostgreSQL.
+        part: which.
 
     Raises:
         StorageError, DatabaseAwayError, ConfigurationError: It is not, or cannot be used.
     """
     if isinstance(place, Path):
-        return SqliteReader(place)
+        return SqliteReader(place, part)
     with extra_needed("postgresql", _PURPOSE):
         from coordinator.database.postgresql import PostgresqlReader
 
     return PostgresqlReader(place)
 
 
-def is_there(place: StorePlace) -> bool:
+def is_there(place: StorePlace, part: Part = Part.ROUNDS) -> bool:
     """Whether there are tables already.
+
+    Args:
+        place: the directory that they are in, or PostgreSQL.
+        part: which.
 
     Raises:
         StorageError, DatabaseAwayError, ConfigurationError: That cannot be told.
     """
     if isinstance(place, Path):
-        return database_file(place).exists()
+        return (place / part).exists()
     database = open_postgresql(place, "command")
     try:
         return database.require_known() > 0

@@ -25,7 +25,7 @@ from psycopg.rows import RowMaker
 
 from coordinator.database import schema
 from coordinator.database.interface import Database, Reader, Result
-from coordinator.database.schema import TYPES, Schema
+from coordinator.database.schema import TYPES, Part, Schema
 from coordinator.database.settings import PostgresqlAddress
 from dpagent.errors import (
     ConfigurationError,
@@ -35,8 +35,11 @@ from dpagent.errors import (
     TransactionConflictError,
 )
 
-_LEADER, _WRITERS = 0x6470_6C64, 0x6470_7772
-"""Classes of advisory locks; within them, each schema of a database has its own."""
+_LEADER = 0x6470_6C64
+_WRITERS: Final = {Part.ROUNDS: 0x6470_7772, Part.MEMBERS: 0x6470_6D62, Part.REGISTRY: 0x6470_7267}
+"""Classes of advisory locks; within them, each schema of a database has its own. Who signs tokens, or enrols
+a
+device, keeps nobody from counting."""
 _CONNECT_S: Final = 10
 _LONGEST_PAUSE_S: Final = 30
 _OF_SESSIONS: Final = {
@@ -272,6 +275,7 @@ class PostgresqlDatabase(_Session, Database):
     Args:
         address: of the database.
         purpose: what the server shows of this connection.
+        part: whose transactions exclude each other.
 
     Raises:
         ConfigurationError: The address or the password is wrong.
@@ -279,8 +283,9 @@ class PostgresqlDatabase(_Session, Database):
         DatabaseAwayError: The server is not there.
     """
 
-    def __init__(self, address: PostgresqlAddress, purpose: str) -> None:
+    def __init__(self, address: PostgresqlAddress, purpose: str, part: Part = Part.ROUNDS) -> None:
         super().__init__(address, purpose)
+        self._part = part
         try:
             self.require_known()
         except BaseException:
@@ -331,15 +336,16 @@ class PostgresqlDatabase(_Session, Database):
     def _migrate(self) -> None:
         # One transaction a step: a crash, or a step that fails, leaves all of it undone.
         while True:
-            with self.transaction():
+            with self._transaction("pg_advisory_xact_lock", Part.ROUNDS):
                 number = self.schema_version()
                 if number >= len(schema.STEPS):
                     return
                 if number == 0:
                     self.connection.execute("CREATE TABLE schema_version (steps BIGINT NOT NULL)")
                     self.connection.execute("INSERT INTO schema_version VALUES (0)")
-                schema.STEPS[number](_PostgresqlSchema(self.connection))
-                if number == 0:
+                part, step = schema.STEPS[number]
+                step(_PostgresqlSchema(self.connection))
+                if part is Part.ROUNDS:
                     self._set_storage()
                 self.execute("UPDATE schema_version SET steps = ?", (number + 1,))
 
@@ -388,8 +394,13 @@ class PostgresqlDatabase(_Session, Database):
     def transaction(self, *, shared: bool = False) -> Iterator[None]:
         """See :class:`Database`."""
         lock = "pg_advisory_xact_lock_shared" if shared else "pg_advisory_xact_lock"
+        with self._transaction(lock, self._part):
+            yield
+
+    @contextlib.contextmanager
+    def _transaction(self, lock: str, part: Part) -> Iterator[None]:
         with self.errors(), self.connection.transaction():
-            self.execute(f"SELECT {lock}(?::int, ?::int)", (_WRITERS, self._lock))
+            self.execute(f"SELECT {lock}(?::int, ?::int)", (_WRITERS[part], self._lock))
             yield
 
     def version(self) -> int:

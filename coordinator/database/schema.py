@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from typing import Final
 
 TYPES: Final = {"INTEGER": "BIGINT", "REAL": "DOUBLE PRECISION", "BLOB": "BYTEA", "TEXT": "TEXT"}
@@ -101,4 +102,73 @@ def _create(schema: Schema) -> None:
     )
 
 
-STEPS: Final[tuple[Step, ...]] = (_create,)
+def _create_members(schema: Schema) -> None:
+    schema.create(
+        "devices",
+        "id TEXT PRIMARY KEY, certificate BLOB NOT NULL, enrolled_at REAL NOT NULL, state TEXT NOT NULL, "
+        "replaces TEXT UNIQUE REFERENCES devices (id), note TEXT NOT NULL, revoked_at REAL",
+    )
+    schema.create(
+        "certificates",
+        """fingerprint BLOB PRIMARY KEY, serial TEXT NOT NULL, key BLOB NOT NULL,
+            device TEXT NOT NULL REFERENCES devices (id), issued_at REAL NOT NULL,
+            expires_at REAL NOT NULL""",
+    )
+    schema.execute("CREATE INDEX certificates_by_device ON certificates (device)")
+    schema.execute("CREATE INDEX certificates_by_key ON certificates (key)")
+    schema.create(
+        "invitations",
+        """hash BLOB PRIMARY KEY, made_at REAL NOT NULL, expires_at REAL NOT NULL, uses INTEGER NOT NULL,
+            used INTEGER NOT NULL, replaces TEXT, note TEXT NOT NULL""",
+    )
+    schema.create(
+        "redemptions",
+        "invitation BLOB NOT NULL, key BLOB NOT NULL, device TEXT NOT NULL, PRIMARY KEY (invitation, key)",
+    )
+
+
+def _create_registry(schema: Schema) -> None:
+    schema.create(
+        "keys",
+        "job BLOB NOT NULL, round INTEGER NOT NULL, modulus BLOB NOT NULL, secret BLOB, "
+        "PRIMARY KEY (job, round)",
+    )
+    schema.create(
+        "prices",
+        "job BLOB NOT NULL, round INTEGER NOT NULL, columns TEXT NOT NULL, PRIMARY KEY (job, round)",
+    )
+    schema.create(
+        "grants",
+        """device TEXT NOT NULL, job BLOB NOT NULL, round INTEGER NOT NULL, wish INTEGER NOT NULL,
+            verdict INTEGER NOT NULL, at REAL NOT NULL, statement BLOB NOT NULL, signature BLOB NOT NULL,
+            PRIMARY KEY (device, job, round)""",
+    )
+    schema.execute("CREATE INDEX grants_by_round ON grants (job, round, verdict)")
+    schema.create(
+        "ledgers",
+        """device TEXT PRIMARY KEY, entries INTEGER NOT NULL, statement BLOB NOT NULL,
+            signature BLOB NOT NULL, went_back INTEGER NOT NULL""",
+    )
+
+
+class Part(StrEnum):
+    """What SQLite keeps in a file of its own, since other programs write it at other times."""
+
+    ROUNDS = "coordinator.db"
+    """The queue of jobs, and what each of them keeps."""
+    MEMBERS = "members.db"
+    """Devices, their certificates, and invitations."""
+    REGISTRY = "registry.db"
+    """What each device was granted, and the keys of tokens."""
+
+
+STEPS: Final[tuple[tuple[Part, Step], ...]] = (
+    (Part.ROUNDS, _create),
+    (Part.MEMBERS, _create_members),
+    (Part.REGISTRY, _create_registry),
+)
+
+
+def steps_of(part: Part) -> list[Step]:
+    """The steps of one part, in their order."""
+    return [step for each, step in STEPS if each is part]

@@ -1,6 +1,8 @@
-"""The coordinator's state in SQLite: one file in its state directory, which one program holds.
+"""The coordinator's state in SQLite: a file in its state directory, which one program holds, and two in its
+members directory.
 
-Commands write beside it, to the queue alone (:mod:`coordinator.queue`), in short transactions of their own.
+Commands write beside it, to the queue (:mod:`coordinator.queue`) and to the members alone, in short
+transactions of their own.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any, Final
 
 from coordinator.database import schema
 from coordinator.database.interface import Database, Reader, Result, Row
-from coordinator.database.schema import Schema, Step
+from coordinator.database.schema import Part, Schema, Step
 from dpagent.errors import StateInUseError
 from dpagent.storage import (
     Migration,
@@ -29,7 +31,6 @@ from dpagent.storage import (
 
 log = logging.getLogger(__name__)
 
-_NAME: Final = "coordinator.db"
 _PATIENCE_S: Final = 5.0
 _LOOK_AGAIN_S: Final = 0.05
 _AT_ONCE: Final = 500
@@ -38,7 +39,7 @@ _AT_ONCE: Final = 500
 
 def database_file(state_dir: Path) -> Path:
     """Where the database of a state directory is."""
-    return state_dir / _NAME
+    return state_dir / Part.ROUNDS
 
 
 class _SqliteSchema(Schema):
@@ -57,22 +58,19 @@ def _migration(step: Step) -> Migration:
     return lambda connection: step(_SqliteSchema(connection))
 
 
-def _migrations() -> list[Migration]:
-    return [_migration(step) for step in schema.STEPS]
-
-
 class SqliteReader(Reader):
-    """The database of a state directory, for reading; also while the coordinator writes to it.
+    """A database for reading; also while others write to it.
 
     Args:
-        state_dir: The directory.
+        directory: That it is in.
+        part: Which.
 
     Raises:
         StorageError: There is no such database.
     """
 
-    def __init__(self, state_dir: Path) -> None:
-        self.file = database_file(state_dir)
+    def __init__(self, directory: Path, part: Part = Part.ROUNDS) -> None:
+        self.file = directory / part
         self.name = str(self.file)
         self.connection = open_readonly(self.file)
 
@@ -94,19 +92,20 @@ class SqliteReader(Reader):
 
 
 class SqliteDatabase(Database):
-    """The database of a state directory, made or brought up to date if need be.
+    """A database, made or brought up to date if need be.
 
     Args:
-        state_dir: The directory; exists.
+        directory: That it is in; exists.
+        part: Which.
 
     Raises:
         StorageError: The database cannot be used.
     """
 
-    def __init__(self, state_dir: Path) -> None:
-        self.file = database_file(state_dir)
+    def __init__(self, directory: Path, part: Part = Part.ROUNDS) -> None:
+        self.file = directory / part
         self.name = str(self.file)
-        self.connection = open_database(self.file, _migrations())
+        self.connection = open_database(self.file, [_migration(step) for step in schema.steps_of(part)])
         self._erases = False
 
     @classmethod
@@ -210,4 +209,6 @@ def _is_up_to_date(file: Path) -> bool:
     if not file.exists():
         return False
     with contextlib.closing(open_readonly(file)) as connection, disk_errors(file):
-        return int(connection.execute("PRAGMA user_version").fetchone()[0]) >= len(schema.STEPS)
+        return int(connection.execute("PRAGMA user_version").fetchone()[0]) >= len(
+            schema.steps_of(Part.ROUNDS)
+        )

@@ -269,7 +269,7 @@ def test_a_ledger_that_went_back_takes_no_tokens(tmp_path: Path) -> None:
         keys = again.keys.model_copy(update={"moduli": again.keys.moduli})
         device.tokens.watch.take_keys(SIGNER.sign(keys, "token-keys"))
         device.give()
-        again.registry.connection.execute("DELETE FROM grants WHERE round = 3")
+        again.registry.database.execute("DELETE FROM grants WHERE round = 3")
         older.run(plan(round=3))
         assert device.charged() == []
         ((_, reason, _),) = device.declined()

@@ -10,6 +10,7 @@ import pytest
 from members import certified, enrolled, new_authority
 
 from coordinator.authority import Authority
+from coordinator.database.settings import StorePlace
 from coordinator.devices import Devices, DeviceState
 from dpagent.errors import StorageError, UsageError
 
@@ -20,13 +21,13 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @pytest.fixture
-def devices(tmp_path: Path) -> Iterator[Devices]:
-    with Devices(tmp_path) as devices:
+def devices(place: StorePlace) -> Iterator[Devices]:
+    with Devices(place) as devices:
         yield devices
 
 
 def test_a_device_is_found_by_id_and_by_each_of_its_certificates(
-    authority: Authority, devices: Devices, tmp_path: Path
+    authority: Authority, devices: Devices, place: StorePlace
 ) -> None:
     identity, device = enrolled(authority, devices)
     assert device.is_member
@@ -34,7 +35,7 @@ def test_a_device_is_found_by_id_and_by_each_of_its_certificates(
     following = certified(authority, device_id=identity.device_id, days=60)
     with devices.transaction():
         devices.renew(following.certificate, at=time.time())
-    with Devices(tmp_path) as again:  # as another program reads it
+    with Devices(place) as again:  # as another program reads it
         known = again.find(identity.device_id)
         assert known is not None
         assert known.serial == following.certificate.serial_number
@@ -126,7 +127,7 @@ def test_a_command_names_a_device_by_the_beginning_of_its_id(authority: Authorit
 
 
 def test_a_program_that_ends_in_the_middle_enrols_nobody(
-    authority: Authority, devices: Devices, tmp_path: Path
+    authority: Authority, devices: Devices, place: StorePlace
 ) -> None:
     identity = certified(authority)
 
@@ -137,6 +138,6 @@ def test_a_program_that_ends_in_the_middle_enrols_nobody(
 
     with pytest.raises(KeyboardInterrupt):
         is_ended()
-    with Devices(tmp_path) as again:
+    with Devices(place) as again:
         assert again.all() == []
         assert again.holder(identity.certificate) is None

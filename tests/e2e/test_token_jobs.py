@@ -13,7 +13,7 @@ from observers import Observer
 from token_fleets import TokenFleet
 from watched_fleets import charges
 
-from coordinator.registry import FILE_NAME
+from coordinator.database.schema import Part
 from dpagent.protocol.issuing import Verdict
 
 TIMES = {"compute_slot_s": 0.5, "jitter_window_s": 0.5, "deadline_s": 600.0}
@@ -22,7 +22,7 @@ ROUNDS = 2
 
 def granted(fleet: TokenFleet) -> set[tuple[str, int]]:
     """Devices and rounds that have tokens."""
-    if not (fleet.members_dir / FILE_NAME).exists():
+    if not (fleet.members_dir / Part.REGISTRY).exists():
         return set()
     return {(entry.device, entry.round) for entry in fleet.entries() if entry.verdict is Verdict.GRANTED}
 
