@@ -323,7 +323,7 @@ class Cycle:
         """Add the fleet's leading directions to the model; the weights do not change."""
         self._models.set_projection(moments.matrix(median_of_means(release, groups)))
         self._announcer.assets_changed()
-        self._keep(release, Step(self._model), None)
+        self._keep(release, Step(self._model), None, self._models.assets["projection"])
 
     def _take_step(self, release: Release, groups: Sequence[Sums]) -> None:
         """Step the model, and evaluate it."""
@@ -331,7 +331,9 @@ class Cycle:
         accuracy = self._models.accuracy(step.model.weights)
         self._keep(release, step, accuracy)
 
-    def _keep(self, release: Release, step: Step, accuracy: float | None) -> None:
+    def _keep(
+        self, release: Release, step: Step, accuracy: float | None, projection: bytes | None = None
+    ) -> None:
         """Close the round.
 
         Nothing of the step may be seen before it is in the database: where the coordinator adds noise, a
@@ -348,7 +350,9 @@ class Cycle:
             step.out_of_range,
             self._model.clip_norm if follows else None,
         )
-        self._store.close_round(number, step.model, result, closed_at=self._clock.unix())
+        self._store.close_round(
+            number, step.model, result, closed_at=self._clock.unix(), projection=projection
+        )
         self._model = step.model
         shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"
         spent = f"ε = {upwards(epsilon)}" if math.isfinite(epsilon) else "no guarantee"

@@ -80,6 +80,16 @@ class ModelFiles:
                 if self._projection_file.exists():
                     self.assets["projection"] = self._projection_file.read_bytes()
 
+    def restore_projection(self, directions: bytes | None) -> None:
+        """Take the directions that another machine's coordinator has found, unless they are here.
+
+        Raises:
+            StorageError: They cannot be written.
+        """
+        if directions is not None and "projection" not in self.assets:
+            write_atomically(self._projection_file, directions)
+            self.assets["projection"] = directions
+
     def set_projection(self, moments: NDArray[np.float64]) -> None:
         """Store the leading directions of the fleet's second moments permanently."""
         if self._spec.projection is None:

@@ -248,7 +248,10 @@ class Queue:
                 (now, number),
             )
             if begun.rowcount:
-                self._database.execute("INSERT INTO models VALUES (?, ?, ?, ?, ?)", (number, *model.stored()))
+                self._database.execute(
+                    "INSERT INTO models (job, weights, moments, clip_norm, radii) VALUES (?, ?, ?, ?, ?)",
+                    (number, *model.stored()),
+                )
             faults.reached(FaultPoint.COORDINATOR_JOB_WRITTEN)
         faults.reached(FaultPoint.COORDINATOR_JOB_BEGUN)
         return bool(begun.rowcount)

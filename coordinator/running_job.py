@@ -209,6 +209,7 @@ class RunningJob:
         if job.noise.mechanism.trust is Trust.COORDINATOR:
             database.erase_what_is_deleted()
         store = Store(database, queued.number)
+        prepared.models.restore_projection(store.projection())
         if queued.state is not JobState.WAITING:
             log.info("%s continues after round %d", _shown(queued), store.closed_rounds())
         elif queue.begin(queued.number, prepared.stepper.initial(), clock.unix()):

@@ -83,6 +83,11 @@ class Store:
         ).fetchone()
         return ModelState.read(*row)
 
+    def projection(self) -> bytes | None:
+        """The leading directions of the fleet's second moments, once they are found."""
+        row = self.database.execute("SELECT projection FROM models WHERE job = ?", (self.number,)).fetchone()
+        return None if row is None or row["projection"] is None else bytes(row["projection"])
+
     def open_round(self) -> OpenRound | None:
         """The round that is open, if one is."""
         row = self.database.execute(
@@ -226,8 +231,24 @@ class Store:
         """Counts and exact integer sums by position in a round, for each of some random groups."""
         return self._seats.sums(number, groups=groups)
 
-    def close_round(self, number: int, model: ModelState, result: RoundResult, *, closed_at: float) -> None:
-        """Close a round and store its model, in one transaction."""
+    def close_round(
+        self,
+        number: int,
+        model: ModelState,
+        result: RoundResult,
+        *,
+        closed_at: float,
+        projection: bytes | None = None,
+    ) -> None:
+        """Close a round and store its model, in one transaction.
+
+        Args:
+            number: of the round.
+            model: after it.
+            result: of the round.
+            closed_at: Unix time.
+            projection: the directions that it found, if it was for that.
+        """
         faults.reached(FaultPoint.COORDINATOR_STEPPED)
         with self.database.transaction():
             counts = self.counts(number).values()
@@ -255,6 +276,10 @@ class Store:
                 "UPDATE models SET weights = ?, moments = ?, clip_norm = ?, radii = ? WHERE job = ?",
                 (*model.stored(), self.number),
             )
+            if projection is not None:
+                self.database.execute(
+                    "UPDATE models SET projection = ? WHERE job = ?", (projection, self.number)
+                )
             # The values are no longer needed; the counts stay in `rounds`, the ids in `fragments`.
             self._seats.clear(number)
             faults.reached(FaultPoint.COORDINATOR_CLOSE_WRITTEN)

@@ -31,13 +31,12 @@ def open_postgresql(address: PostgresqlAddress, purpose: str, part: Part = Part.
 
 
 def open_database(place: StorePlace) -> Database:
-    """The database, whose tables are made or brought up to date if need be, for the program that alone does
-    that: the holder of the state directory, or who leads."""
-    if isinstance(place, Path):
-        return SqliteDatabase(place)
-    database = open_postgresql(place, "coordinator")
-    database.create()
-    return database
+    """The database, for the program that alone brings it up to date: who holds the state directory.
+
+    Raises:
+        StorageError, DatabaseAwayError, ConfigurationError: It cannot be used.
+    """
+    return SqliteDatabase(place) if isinstance(place, Path) else _created(place, "coordinator")
 
 
 def open_beside(place: StorePlace) -> Database:
@@ -48,13 +47,7 @@ def open_beside(place: StorePlace) -> Database:
     """
     if isinstance(place, Path):
         return SqliteDatabase.beside_the_daemon(place)
-    database = open_postgresql(place, "command")
-    try:
-        database.create()
-    except BaseException:
-        database.close()
-        raise
-    return database
+    return _created(place, "command")
 
 
 def open_members(place: StorePlace, part: Part) -> Database:
@@ -69,7 +62,11 @@ def open_members(place: StorePlace, part: Part) -> Database:
     """
     if isinstance(place, Path):
         return SqliteDatabase(place, part)
-    database = open_postgresql(place, part.removesuffix(".db"), part)
+    return _created(place, part.removesuffix(".db"), part)
+
+
+def _created(address: PostgresqlAddress, purpose: str, part: Part = Part.ROUNDS) -> PostgresqlDatabase:
+    database = open_postgresql(address, purpose, part)
     try:
         database.create()
     except BaseException:

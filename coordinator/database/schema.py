@@ -50,7 +50,7 @@ def _create(schema: Schema) -> None:
     schema.create(
         "models",
         "job INTEGER PRIMARY KEY REFERENCES jobs, weights BLOB NOT NULL, moments BLOB NOT NULL, "
-        "clip_norm REAL NOT NULL, radii TEXT NOT NULL",
+        "clip_norm REAL NOT NULL, radii TEXT NOT NULL, projection BLOB",
     )
     # Nothing is counted in a round after `counted_at`; `devices`, `plan` and `token_keys` are for workers.
     schema.create(

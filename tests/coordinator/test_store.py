@@ -23,10 +23,12 @@ from coordinator.model_state import ModelState
 from coordinator.queue import Queue
 from coordinator.reader import StoreReader
 from coordinator.seats import Counted, OpenedFragment
+from coordinator.shared_store import SharedStore
 from coordinator.store import RoundResult, Store
 from dpagent import faults
 from dpagent.errors import StorageError
 from dpagent.faults import FaultPoint
+from dpagent.protocol.fragments import receipt_digest
 
 BLOCK = 7
 WEIGHTS = np.array([0.1, -0.0, np.inf, 1e-40], np.float32)
@@ -418,3 +420,38 @@ def test_the_scarcest_block_of_closed_rounds_is_found(store: Store, place: Store
     close(store)
     assert reader.least_counted() == 2
     reader.close()
+
+
+def test_the_directions_that_a_round_finds_are_kept_for_whoever_goes_on(
+    store: Store, place: StorePlace
+) -> None:
+    begun(store)
+    assert store.projection() is None
+    result = RoundResult(None, 0, 1.0, 1.0, 0.1)
+    store.close_round(1, MODEL, result, closed_at=25.0, projection=b"directions")
+    store.start_round(2, 30.0, 40.0)
+    store.close_round(2, MODEL, result, closed_at=45.0)
+    again = open_store(place)
+    assert again.projection() == b"directions"
+    again.database.close()
+
+
+def test_nothing_counts_in_a_round_that_is_not_counted_any_more_until_it_is_started_again(
+    place: StorePlace,
+) -> None:
+    """Of what workers know."""
+    store = begun(open_store(place))
+    worker = SharedStore(store.database, 1, 7)
+    assert len(worker.count([fragment(1)], 1, seats=5).fresh) == 1
+    store.stop_counting(1, 15.0, seats=5)
+    stopped = worker.count([fragment(1), fragment(2)], 1, seats=5)
+    assert (stopped.fresh, stopped.receipted, stopped.late) == ((), [], 2)
+    store.start_round(1, 10.0, 30.0)
+    again = worker.count([fragment(1), fragment(2)], 1, seats=5)
+    assert (again.fresh, again.repeated) == ((fragment(2).id,), (fragment(1).id,))
+    assert sums_of(store) == plain_sums([fragment(1), fragment(2)])
+    close(store)
+    assert worker.count([fragment(3)], 1, seats=5).fresh == ()
+    left = b"".join(row["digests"] for row in store.database.execute("SELECT digests FROM receipts"))
+    assert left == b"".join(receipt_digest(fragment(number).id) for number in (1, *sorted((1, 2))))
+    store.database.close()
