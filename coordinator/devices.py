@@ -120,8 +120,8 @@ class Devices:
 
     def members(self) -> int:
         """How many devices may take part."""
-        with disk_errors(self.file):
-            row = self.connection.execute(
+        with self.database.errors():
+            row = self.database.execute(
                 "SELECT count(*) FROM devices WHERE state = ?", (DeviceState.ENROLLED,)
             ).fetchone()
         return int(row[0])

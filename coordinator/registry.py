@@ -144,8 +144,8 @@ class Registry:
 
     def without_tokens(self, job: bytes, number: int) -> list[str]:
         """Devices that have asked for a round, and have no tokens of it: they declined, or were refused."""
-        with disk_errors(self.file):
-            rows = self.connection.execute(
+        with self.database.errors():
+            rows = self.database.execute(
                 "SELECT device FROM grants WHERE job = ? AND round = ? AND verdict != ?",
                 (job, number, Verdict.GRANTED),
             )
