@@ -183,7 +183,7 @@ def test_a_probe_has_a_receipt_whenever_it_comes_and_counts_for_nothing(
 ) -> None:
     """In a full block, and once its round is closed: a board goes on by it."""
     receipts: list[bytes] = []
-    monkeypatch.setattr(desk.running.announcer, "acknowledge", receipts.extend)
+    monkeypatch.setattr(desk.running.cycle._intake, "_acknowledge", receipts.extend)
     early, late, later = (
         decode(as_sent(probe_for(desk.plan).message, desk.plan), Fragment) for _ in range(3)
     )
