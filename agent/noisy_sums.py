@@ -15,6 +15,7 @@ exclude every record.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -28,6 +29,7 @@ from dpagent.learning.training.lots import Filling, Room, batches_of, sum_over_l
 from dpagent.privacy.covariance import MAX_LOT, SecondMoments
 from dpagent.privacy.mechanisms.published import PublishedState
 from dpagent.privacy.mechanisms.wire import round_at_random, round_to_wire
+from dpagent.privacy.noise.entropy import Entropy
 from dpagent.privacy.sampling import poisson_lot, shuffled
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.wording import counted
@@ -41,13 +43,16 @@ MOMENTS_AT_ONCE: Final = 256
 """Records in memory together where second moments are summed: no more than are tried before the charge."""
 
 
-def noisy_sum(release: NoisySum, weights: NDArray[np.float32], lot_sum: LotSum) -> NDArray[np.int64]:
+def noisy_sum(
+    release: NoisySum, weights: NDArray[np.float32], lot_sum: LotSum, *, entropy: Entropy = os.urandom
+) -> NDArray[np.int64]:
     """Run the local steps of a round.
 
     Args:
         release: of the round.
         weights: (parameters,) the global model.
         lot_sum: gives the clipped sum, or the second moments, of a step.
+        entropy: of the noise; to be replaced in tests and simulations only.
 
     Returns:
         (dimension,) the noisy sum over all local steps, integers in wire units.
@@ -55,12 +60,16 @@ def noisy_sum(release: NoisySum, weights: NDArray[np.float32], lot_sum: LotSum) 
     local = weights.copy()
     update = np.zeros(release.dimension, np.int64)
     for _ in range(release.sampling.local_steps):
-        update += noisy_step(release, local, lot_sum(local))
-    return for_wire(release, update, weights)
+        update += noisy_step(release, local, lot_sum(local), entropy=entropy)
+    return for_wire(release, update, weights, entropy=entropy)
 
 
 def noisy_step(
-    release: NoisySum, local: NDArray[np.float32], total: NDArray[np.float64]
+    release: NoisySum,
+    local: NDArray[np.float32],
+    total: NDArray[np.float64],
+    *,
+    entropy: Entropy = os.urandom,
 ) -> NDArray[np.int64]:
     """Add noise to the sum over a lot, and move the local weights by the noisy sum.
 
@@ -68,12 +77,13 @@ def noisy_step(
         release: of the round.
         local: (parameters,) the weights of the step; they are changed in place.
         total: (dimension,) the sum over a lot at these weights. Private.
+        entropy: as of :func:`noisy_sum`.
 
     Returns:
         (dimension,) the noisy sum, in grid units.
     """
     mechanism, sampling = release.mechanism, release.sampling
-    noisy = mechanism.add_noise(mechanism.quantize(total))
+    noisy = mechanism.add_noise(mechanism.quantize(total), entropy=entropy)
     if release.second_moments is None:
         # Local steps use only the noisy gradient, so the path is as private as the noisy sum.
         gradient = release.clipping.gradient(noisy.astype(np.float64) * mechanism.granularity)
@@ -84,7 +94,12 @@ def noisy_step(
 
 
 def published_step(
-    release: NoisySum, weights: NDArray[np.float32], total: NDArray[np.float64], state: PublishedState
+    release: NoisySum,
+    weights: NDArray[np.float32],
+    total: NDArray[np.float64],
+    state: PublishedState,
+    *,
+    entropy: Entropy = os.urandom,
 ) -> tuple[NDArray[np.int64], PublishedState]:
     """A round of Algorithm 1 of Luo, Xu and Guan. **Not private**: see
     :mod:`dpagent.privacy.mechanisms.published`.
@@ -94,28 +109,36 @@ def published_step(
         weights: (parameters,) the global model.
         total: (dimension,) the clipped sum over a lot. Private.
         state: the device's, after the rounds before. Private.
+        entropy: as of :func:`noisy_sum`.
 
     Returns:
         (dimension,) what leaves, in wire units, and the state after the round.
     """
     cap = release.published_cap
     assert cap is not None
-    step = cap.noisy_step(total / release.sampling.expected_lot, weights, state)
+    step = cap.noisy_step(total / release.sampling.expected_lot, weights, state, entropy=entropy)
     units = np.rint(step.gradient * (release.sampling.expected_lot / release.wire_unit))
     return np.clip(units, -_WIDEST, _WIDEST).astype(np.int64), step.state
 
 
-def for_wire(release: NoisySum, update: NDArray[np.int64], weights: NDArray[np.float32]) -> NDArray[np.int64]:
+def for_wire(
+    release: NoisySum,
+    update: NDArray[np.int64],
+    weights: NDArray[np.float32],
+    *,
+    entropy: Entropy = os.urandom,
+) -> NDArray[np.int64]:
     """The update, (dimension,) in grid units, in wire units; capped, where the device caps.
 
     Args:
         release: of the round.
         update: the noisy sum over all local steps.
         weights: (parameters,) the global model.
+        entropy: as of :func:`noisy_sum`.
     """
     if release.device_cap is not None and release.second_moments is None:
         # What a cap has moved lacks the noise that makes rounding to the nearest unbiased.
-        return round_at_random(_capped(release, update, weights), release.terms.step)
+        return round_at_random(_capped(release, update, weights), release.terms.step, entropy=entropy)
     return round_to_wire(update, release.terms.step)
 
 
@@ -127,7 +150,12 @@ def noisy_gradients(
 
 
 def sum_of_moments(
-    release: NoisySum, dataset: Dataset, filling: Filling | None = None
+    release: NoisySum,
+    dataset: Dataset,
+    filling: Filling | None = None,
+    *,
+    population: int | None = None,
+    entropy: Entropy = os.urandom,
 ) -> NDArray[np.float64]:
     """The second moments of a fresh lot, without noise. Private.
 
@@ -135,6 +163,8 @@ def sum_of_moments(
         release: of a round that asks for them.
         dataset: the device's records, before the projection.
         filling: makes the work that of the largest lot.
+        population: as of :func:`clipped_sum`.
+        entropy: of the lot; to be replaced in tests and simulations only.
 
     Returns:
         (dimension,) in the units of ``SecondMoments.matrix``'s argument.
@@ -144,7 +174,7 @@ def sum_of_moments(
     """
     if release.second_moments is None:
         raise ParameterError(f"round {release.plan.round} asks for gradients; expected second moments.")
-    lot = _drawn(release, dataset, filling)
+    lot = _drawn(release, dataset, filling, population, entropy)
     if len(lot) > MAX_LOT:
         raise ParameterError(f"a lot has {counted(len(lot), 'record')}; expected at most {MAX_LOT:,}.")
     return moments_of(release.second_moments, dataset, lot, filling)
@@ -174,6 +204,9 @@ def clipped_sum(
     dataset: Dataset,
     engine: Engine,
     filling: Filling | None = None,
+    *,
+    population: int | None = None,
+    entropy: Entropy = os.urandom,
 ) -> NDArray[np.float64]:
     """The sum over a fresh lot, without noise. Private.
 
@@ -183,6 +216,9 @@ def clipped_sum(
         dataset: the device's records, as the engine takes them.
         engine: computes their gradients, clipped in the mechanism's norm.
         filling: makes the work that of the largest lot.
+        population: the lot is drawn among so many records, those that there are not being nobody's; by
+            default the filling's, or the records that there are.
+        entropy: of the lot and its order; to be replaced in tests and simulations only.
 
     Returns:
         (dimension,) in the units of :meth:`~dpagent.privacy.clipping.Clipping.gradient`'s argument.
@@ -195,18 +231,21 @@ def clipped_sum(
             f"the engine clips records in {engine.norm}; mechanism {release.mechanism.name} needs"
             f" {release.mechanism.norm}."
         )
-    lot = shuffled(_drawn(release, dataset, filling))
+    lot = shuffled(_drawn(release, dataset, filling, population, entropy), entropy=entropy)
     norms, augmentation = release.clipping.norms, release.augmentation
     part = sum_over_lot(engine, weights, dataset, lot, norms, augmentation, filling)
     # The number of records excluded as not finite is private: it is not reported.
     return release.clipping.scaled_sum(part.total, int(part.within[0]), len(lot) - part.excluded)
 
 
-def _drawn(release: NoisySum, dataset: Dataset, filling: Filling | None) -> NDArray[np.intp]:
+def _drawn(
+    release: NoisySum, dataset: Dataset, filling: Filling | None, population: int | None, entropy: Entropy
+) -> NDArray[np.intp]:
     """A lot, drawn among as many records as there may be: that takes as long, and as much memory, for any
     number of them. Indices from that number on are nobody's."""
-    population = len(dataset) if filling is None else max(filling.population, len(dataset))
-    return poisson_lot(population, release.sampling.rate)
+    if filling is not None:
+        population = filling.population
+    return poisson_lot(max(population or 0, len(dataset)), release.sampling.rate, entropy=entropy)
 
 
 def _capped(release: NoisySum, update: NDArray[np.int64], weights: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +28,9 @@ from numpy.typing import NDArray
 from agent.admission import Declined
 from agent.board_engine import BoardEngine
 from agent.decoding import most_new
+from agent.device_update import device_update
 from agent.effort import Effort
-from agent.noisy_sums import clipped_sum, noisy_sum, published_step, sum_of_moments
+from agent.noisy_sums import clipped_sum, sum_of_moments
 from agent.profile import Profile
 from agent.published_state import PublishedStateFile
 from agent.records import CACHED_BYTES, Records
@@ -41,7 +43,6 @@ from dpagent.learning.front_end.features import FeatureSet, FrontEnd, has_featur
 from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, Engine, accumulation_slack
 from dpagent.privacy.covariance import MAX_LOT
-from dpagent.privacy.mechanisms.published import PublishedCap
 from dpagent.privacy.sampling import largest_lot
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
@@ -52,6 +53,13 @@ from dpagent.wording import counted
 log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
+
+
+class _Attempt(Protocol):
+    """Computes something of the records, or gives something else."""
+
+    def __call__(self, compute: Callable[[Dataset], ResultT], otherwise: ResultT) -> ResultT: ...
+
 
 _SPARE_BYTES: Final = 8 << 20
 """For all that is small."""
@@ -86,6 +94,30 @@ class Work:
     failure: str | None = None
     is_rehearsal: bool = False
     longest_s: float = 0.0
+
+
+class _Attempts:
+    """What a round computes of records; zeros, or the weights as they are, where that fails. See
+    :class:`~agent.device_update.OnRecords`.
+
+    Each step tries anew: what fails in one costs no other.
+    """
+
+    def __init__(self, trainer: Trainer, work: Work, attempt: _Attempt) -> None:
+        self._trainer, self._work, self._attempt = trainer, work, attempt
+
+    def lot_sum(self, release: NoisySum, local: NDArray[np.float32]) -> NDArray[np.float64]:
+        """As of ``OnRecords``."""
+        return self._attempt(
+            lambda records: self._trainer.lot_sum_of(self._work, release, records, local),
+            np.zeros(release.dimension),
+        )
+
+    def trained(self, release: Reports | Updates) -> NDArray[np.float32]:
+        """As of ``OnRecords``."""
+        return self._attempt(
+            lambda records: self._trainer.trained_on(self._work, release, records), self._work.weights
+        )
 
 
 class Trainer:
@@ -205,32 +237,16 @@ class Trainer:
                     self._features_are_of = None  # computed again the next time
             return otherwise
 
-        weights, release = work.weights, work.task.release
-        match release:
-            case NoisySum(published_cap=PublishedCap() as cap):
-                total = attempt(
-                    lambda records: self._lot_sum(work, release, records, weights),
-                    np.zeros(release.dimension),
-                )
-                kept = PublishedStateFile(self._settings.state_dir)
-                state = kept.before(work.task.plan, cap)
-                values, state = published_step(release, weights, total, state)
-                if not work.is_rehearsal:
-                    kept.save(work.task.plan, state)
-            case NoisySum():
-                # Each step tries anew: what fails in one costs no other.
-                values = noisy_sum(
-                    release,
-                    weights,
-                    lambda local: attempt(
-                        lambda records: self._lot_sum(work, release, records, local),
-                        np.zeros(release.dimension),
-                    ),
-                )
-            case Reports() | Updates():
-                trained = attempt(lambda records: self._trained(work, release, records), weights)
-                values = release.update_of(trained, weights)
-        return Update(values, failures[0] if failures else None)
+        release, kept, state = work.task.release, None, None
+        if isinstance(release, NoisySum) and (cap := release.published_cap) is not None:
+            kept = PublishedStateFile(self._settings.state_dir)
+            state = kept.before(work.task.plan, cap)
+        made = device_update(
+            release, work.weights, _Attempts(self, work, attempt), state=state, entropy=os.urandom
+        )
+        if kept is not None and made.state is not None and not work.is_rehearsal:
+            kept.save(work.task.plan, made.state)
+        return Update(made.values, failures[0] if failures else None)
 
     def try_no_engines(self) -> None:
         """From now on, another model is prepared in another process (:class:`BoardEngine`)."""
@@ -291,20 +307,24 @@ class Trainer:
             sizes.append(self._settings.data.features_mib << 20)
         return sum(size > CACHED_BYTES for size in sizes)
 
-    def _lot_sum(
+    def lot_sum_of(
         self, work: Work, release: NoisySum, records: Dataset, local: NDArray[np.float32]
     ) -> NDArray[np.float64]:
+        """The sum over a fresh lot of these records, (dimension,). Private."""
         assert work.effort is not None
         inputs = self._inputs_of(records, work)
         if work.engine is None:
-            return sum_of_moments(release, inputs, work.effort.filling)
-        return clipped_sum(release, local, inputs, work.engine, work.effort.filling)
+            return sum_of_moments(release, inputs, work.effort.filling, entropy=os.urandom)
+        return clipped_sum(release, local, inputs, work.engine, work.effort.filling, entropy=os.urandom)
 
-    def _trained(self, work: Work, release: Reports | Updates, records: Dataset) -> NDArray[np.float32]:
+    def trained_on(self, work: Work, release: Reports | Updates, records: Dataset) -> NDArray[np.float32]:
+        """Weights after local training on these records, (parameters,). Private."""
         assert work.effort is not None
         assert work.engine is not None
         inputs = self._inputs_of(records, work)
-        return release.training.train(work.engine, work.weights, inputs, work.effort.filling)
+        return release.training.train(
+            work.engine, work.weights, inputs, work.effort.filling, entropy=os.urandom
+        )
 
     def _require_bounded(self, release: NoisySum, engine: Engine | None) -> None:
         """Decline where sums on this board could leave the bounds that the noise allows for.

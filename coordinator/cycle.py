@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -327,7 +328,7 @@ class Cycle:
 
     def _take_step(self, release: Release, groups: Sequence[Sums]) -> None:
         """Step the model, and evaluate it."""
-        step = self._stepper.step(release, self._model, groups)
+        step = self._stepper.step(release, self._model, groups, entropy=os.urandom)
         accuracy = self._models.accuracy(step.model.weights)
         self._keep(release, step, accuracy)
 

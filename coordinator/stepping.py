@@ -4,6 +4,7 @@ coordinator adds to updates."""
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import assert_never
@@ -21,6 +22,7 @@ from coordinator.settings import FleetSettings
 from coordinator.update_step import take_update_step
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.privacy.clipping import adapted_norm
+from dpagent.privacy.noise.entropy import Entropy
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.task import Release
@@ -53,7 +55,14 @@ class Stepper:
         radii = first_radii(self._settings, self._spec)
         return ModelState(weights, moments, self._settings.privacy.clip_norm, radii)
 
-    def step(self, release: Release, model: ModelState, groups: Sequence[Sums]) -> Step:
+    def step(
+        self,
+        release: Release,
+        model: ModelState,
+        groups: Sequence[Sums],
+        *,
+        entropy: Entropy = os.urandom,
+    ) -> Step:
         """Step by the sums of a round.
 
         Args:
@@ -61,6 +70,7 @@ class Stepper:
             model: before the round.
             groups: counts and integer sums by block, for each group of fragments; reports and updates have
                 one group.
+            entropy: of noise that is added here; to be replaced in tests and simulations only.
         """
         match release:
             case NoisySum():
@@ -70,7 +80,7 @@ class Stepper:
                 return self._step_by_reports(release, model, sums)
             case Updates():
                 (sums,) = groups
-                return self.step_by_update(release, model, release.total_of(sums))
+                return self.step_by_update(release, model, release.total_of(sums), entropy=entropy)
             case _:
                 assert_never(release)
 
@@ -97,10 +107,17 @@ class Stepper:
         rate = self._learning_rate.at(number)
         return Step(model.stepped(self._optimiser, distance, number=number, learning_rate=rate))
 
-    def step_by_update(self, release: Updates, model: ModelState, total: NDArray[np.int64]) -> Step:
+    def step_by_update(
+        self,
+        release: Updates,
+        model: ModelState,
+        total: NDArray[np.int64],
+        *,
+        entropy: Entropy = os.urandom,
+    ) -> Step:
         """Step by the sum of all updates, (dimension,), which gets its noise here."""
         rate = self._learning_rate.at(release.plan.round)
-        step = take_update_step(release, total, model, self._optimiser, rate)
+        step = take_update_step(release, total, model, self._optimiser, rate, entropy=entropy)
         if step.share_within is None:
             return Step(step.model)
         norm = self._next_norm(model.clip_norm, step.share_within)

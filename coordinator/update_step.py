@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from coordinator.model_state import ModelState
 from dpagent.learning.training.optimiser import Optimiser
+from dpagent.privacy.noise.entropy import Entropy
 from dpagent.protocol.updates import Updates
 
 
@@ -26,7 +28,13 @@ class UpdateStep:
 
 
 def take_update_step(
-    release: Updates, total: NDArray[np.int64], model: ModelState, optimiser: Optimiser, learning_rate: float
+    release: Updates,
+    total: NDArray[np.int64],
+    model: ModelState,
+    optimiser: Optimiser,
+    learning_rate: float,
+    *,
+    entropy: Entropy = os.urandom,
 ) -> UpdateStep:
     """Step by the mean update, with fresh noise: of a round, no more than one such step may ever be seen.
 
@@ -39,8 +47,10 @@ def take_update_step(
         model: before it.
         optimiser: takes the step.
         learning_rate: of this step.
+        entropy: of the noise; to be replaced in tests and simulations only.
     """
-    mean, parameters = release.mean_of(release.mechanism.add_noise(total)), release.clipping.parameters
+    noisy = release.mechanism.add_noise(total, entropy=entropy)
+    mean, parameters = release.mean_of(noisy), release.clipping.parameters
     stepped = model.stepped(
         optimiser, -mean[:parameters], number=release.plan.round, learning_rate=learning_rate
     )

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError
+from dpagent.privacy.noise.entropy import Entropy
 from dpagent.protocol.bit_packing import pack_bits
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import (
@@ -37,9 +38,15 @@ def block_count(dimension: int, block: int) -> int:
     return -(-dimension // block)
 
 
-def cut(update: NDArray[np.int64], plan: Plan) -> Iterator[Fragment]:
+def cut(update: NDArray[np.int64], plan: Plan, *, entropy: Entropy = os.urandom) -> Iterator[Fragment]:
     """The fragments of ``update`` (values,), each with a fresh random id: wire units of a noisy sum,
-    reports, or grid units of an update without noise."""
+    reports, or grid units of an update without noise.
+
+    Args:
+        update: of a device.
+        plan: of the round.
+        entropy: of ids and of rounding; to be replaced in tests and simulations only.
+    """
     wire = plan.wire
     for position in range(block_count(len(update), wire.block)):
         block = np.zeros(wire.block, np.int64)
@@ -47,12 +54,12 @@ def cut(update: NDArray[np.int64], plan: Plan) -> Iterator[Fragment]:
         block[: len(part)] = part
         match plan.release:
             case NoisySumTerms():
-                payload = pack(block, wire.bytes)
+                payload = pack(block, wire.bytes, entropy=entropy)
             case ReportTerms(coordinates=coordinates):
                 payload = pack_bits(block, report_width(plan.model.parameters, coordinates))
             case UpdateTerms(largest=largest):
                 payload = pack_update(block, largest)
-        yield Fragment(plan.round, position, os.urandom(16), payload)
+        yield Fragment(plan.round, position, entropy(16), payload)
 
 
 def read_block(fragment: Fragment, wire: WireTerms, blocks: int) -> tuple[NDArray[np.int64], int]:

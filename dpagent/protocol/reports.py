@@ -6,6 +6,7 @@ its weights by training; the plan says how far it may go, tensor by tensor.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from dpagent.privacy.mechanisms.layer_ranges import LayerRange
 from dpagent.privacy.mechanisms.two_point import TwoPoint, TwoPointReport, group_edges
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRound, TwoPointRounds
 from dpagent.privacy.methods import Method
+from dpagent.privacy.noise.entropy import Entropy
 from dpagent.protocol.local_training import require_local_training
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.terms import ReportTerms
@@ -109,7 +111,13 @@ class Reports:
         """The terms that determine the job's price."""
         return self.terms.model_dump(exclude={"radii", "training"})
 
-    def update_of(self, trained: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.int64]:
+    def update_of(
+        self,
+        trained: NDArray[np.float32],
+        weights: NDArray[np.float32],
+        *,
+        entropy: Entropy = os.urandom,
+    ) -> NDArray[np.int64]:
         """What a device sends of its trained weights, (coordinates,): private already.
 
         A change that is not finite counts as none.
@@ -117,9 +125,10 @@ class Reports:
         Args:
             trained: (parameters,) after training.
             weights: (parameters,) before it.
+            entropy: of the reports; to be replaced in tests and simulations only.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            return self.encoded(self.two_point.report(trained - weights))
+            return self.encoded(self.two_point.report(trained - weights, entropy=entropy))
 
     def encoded(self, report: TwoPointReport) -> NDArray[np.int64]:
         """A report as the values of an update, (coordinates,)."""

@@ -10,6 +10,7 @@ coordinator: the round has a second guarantee, which trusts nobody.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from dpagent.privacy.mechanisms.central import CentralMechanism
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import Query
 from dpagent.privacy.methods import Method
+from dpagent.privacy.noise.entropy import Entropy
 from dpagent.privacy.update_clipping import UpdateClipping
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import block_count, require_place
@@ -143,7 +145,13 @@ class Updates:
             return None
         return math.ceil(self.clipping.largest_vote * (1 + 2.0**-20) / self.mechanism.granularity)
 
-    def update_of(self, trained: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.int64]:
+    def update_of(
+        self,
+        trained: NDArray[np.float32],
+        weights: NDArray[np.float32],
+        *,
+        entropy: Entropy = os.urandom,
+    ) -> NDArray[np.int64]:
         """What a device sends of its trained weights, (dimension,). Private, unless it adds noise of its own.
 
         A change that is not finite counts as none, and so does its vote.
@@ -151,13 +159,16 @@ class Updates:
         Args:
             trained: (dimension,) after training.
             weights: (dimension,) before it.
+            entropy: of noise of its own; to be replaced in tests and simulations only.
         """
         change = trained.astype(np.float64) - weights
         if not np.isfinite(change).all():
             change = np.zeros_like(change)
         clipped = self.clipping.clip(change)[np.newaxis].astype(np.float32)
         update = self.mechanism.constrain(clipped).total
-        return update if self.own_noise is None else self.own_noise.mechanism.add_clamped(update)
+        if self.own_noise is None:
+            return update
+        return self.own_noise.mechanism.add_clamped(update, entropy=entropy)
 
     def read(self, fragment: Fragment) -> NDArray[np.int64]:
         """The values of a fragment, (block,), which is no dummy; see

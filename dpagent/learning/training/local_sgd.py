@@ -8,6 +8,8 @@ mechanisms that follow bound it themselves.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _MAX_STEPS = 10_000
 _MAX_BATCH = 65_536
+_SEED_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ class LocalSgd:
         weights: NDArray[np.float32],
         dataset: Dataset,
         filling: Filling | None = None,
+        *,
+        entropy: Callable[[int], bytes] = os.urandom,
     ) -> NDArray[np.float32]:
         """Weights ``(d,)`` after all steps. Private; they need not be finite.
 
@@ -67,13 +72,15 @@ class LocalSgd:
             dataset: the device's records, as the engine takes them.
             filling: takes the place of records that there are not, or that cannot be read, so that the work
                 is the same.
+            entropy: of the batches; to be replaced in tests and simulations only.
 
         Raises:
             ConfigurationError, StorageError: the board fails, which is no record's doing.
         """
         from dpagent.learning.training.lots import sum_over_lot  # which the agent itself never loads
 
-        generator, local = np.random.default_rng(), weights.copy()
+        seed = int.from_bytes(entropy(_SEED_BYTES), "little")
+        generator, local = np.random.default_rng(seed), weights.copy()
         for _ in range(self.steps):
             # Without records, the index 0 is nobody's.
             batch = generator.integers(max(len(dataset), 1), size=self.batch, dtype=np.intp)
