@@ -6,30 +6,21 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from coordinator.influence import HonestNorms, UpdateNorms
+from coordinator.fragment_values import NO_VALUES, Norms, norms_of, values_of
+from coordinator.influence import HonestNorms
 from coordinator.seats import OpenedFragment
 from coordinator.settings import FleetSettings
 from coordinator.store import BLOCK_FULL, SPENT, Store
 from dpagent.clock import Clock
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.fragments import read_block, read_tally, require_place
 from dpagent.protocol.messages import Fragment
-from dpagent.protocol.noisy_sum import NoisySum
-from dpagent.protocol.reports import Reports
 from dpagent.protocol.sealing import Opener
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.tokens import RoundKey, token_id, without_token
-from dpagent.protocol.updates import Updates
 from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
-
-_NO_VALUES: Final = np.zeros(0, np.int64)
 
 
 class Intake:
@@ -57,7 +48,7 @@ class Intake:
         self._settings, self._job, self._store = settings, job, store
         self._opener, self._acknowledge, self._clock = opener, acknowledge, clock
         self._task: RoundTask | None = None
-        self._norms: HonestNorms | UpdateNorms | None = None
+        self._norms: Norms = None
         self._key: RoundKey | None = None
 
     def begin(self, task: RoundTask, key: RoundKey | None) -> None:
@@ -67,12 +58,9 @@ class Intake:
             task: the round's.
             key: of the tokens that they have to carry, if any.
         """
-        self._task, self._norms, self._key = task, None, key
-        if isinstance(task.release, Updates) and task.release.own_noise is not None:
-            self._norms = UpdateNorms(task.release)
-        if not isinstance(task.release, NoisySum):
+        self._task, self._norms, self._key = task, norms_of(task, self._settings), key
+        if not isinstance(self._norms, HonestNorms):
             return
-        self._norms = HonestNorms(task.release, self._settings)
         if math.isinf(self._norms.pull):
             log.warning(
                 "mechanism %s does not say how its noise is distributed: fragments of any norm count",
@@ -135,10 +123,10 @@ class Intake:
             token, fragment = without_token(fragment)
         if fragment.round < task.plan.round:
             # Too late to count, so its size does not matter.
-            return OpenedFragment(fragment.id, fragment.round, 0, _NO_VALUES, now, probe=fragment.probe)
+            return OpenedFragment(fragment.id, fragment.round, 0, NO_VALUES, now, probe=fragment.probe)
         if task.plan.linkability != "none" and not (fragment.dummy or fragment.probe):
             self._require_token(token, fragment)
-        values = self._values_of(fragment, task)
+        values = values_of(fragment, task, self._norms)
         return OpenedFragment(
             fragment.id, fragment.round, fragment.position, values, now, fragment.dummy, fragment.probe,
             fragment.payload,
@@ -157,27 +145,3 @@ class Intake:
             raise MessageError(
                 "bad token", f"no member's, for block {fragment.position} of round {fragment.round}"
             )
-
-    def _values_of(self, fragment: Fragment, task: RoundTask) -> NDArray[np.int64]:
-        """What a fragment of the open round adds to its block.
-
-        Raises:
-            MessageError: It is not a valid one.
-        """
-        plan, release = task.plan, task.release
-        if fragment.dummy or fragment.probe:
-            require_place(fragment, plan.wire, release.blocks)
-            return _NO_VALUES
-        match release:
-            case NoisySum():
-                values, level = read_block(fragment, plan.wire, release.blocks)
-                assert isinstance(self._norms, HonestNorms)
-                self._norms.require(fragment.position, values, level)
-                return values
-            case Reports(terms=terms):
-                return read_tally(fragment, plan, terms, release.blocks)
-            case Updates():
-                values = release.read(fragment)
-                if isinstance(self._norms, UpdateNorms):
-                    self._norms.require(fragment.position, values)
-                return values

@@ -19,21 +19,19 @@ from numpy.typing import NDArray
 
 from agent.noisy_sums import clipped_sum, noisy_gradients, published_step
 from coordinator.aggregation import median_of_means
-from coordinator.planning import gradient_steps
 from coordinator.seats import Sums
 from coordinator.settings import FleetSettings
-from coordinator.stepping import Stepper
-from coordinator.store import OpenRound
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.privacy.mechanisms.published import PublishedState
 from dpagent.protocol.fragments import cut, read_tally
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.updates import Updates
-from dpagent.protocol.weights import weights_to_bytes
-from simulation.planning import trial_job, trial_planner
+from simulation.job_rounds import JobRounds
+from simulation.planning import trial_job
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class RoundResult:
     shortened: bool
 
 
-class TrainingLoop:
+class TrainingLoop(JobRounds):
     """A fleet in one process.
 
     Args:
@@ -67,36 +65,16 @@ class TrainingLoop:
         if not noise and fleet.cap.kind in ("bounded", "published"):
             # There is no noise to bound or to replace, and no price.
             fleet = fleet.model_copy(update={"cap": fleet.cap.model_copy(update={"kind": "none"})})
-        self._fleet, self._spec, self._shards, self._test = fleet, spec, shards, test
-        self._noise = noise
-        self._planner = trial_planner(fleet, spec, trial_job(fleet, spec))
+        super().__init__(fleet, spec, trial_job(fleet, spec))
+        self._shards, self._test, self._noise = shards, test, noise
         self._engine = NumpyEngine(spec.head, norm=fleet.privacy.gradient_norm)
-        self._stepper = Stepper(fleet, spec)
-        self._model, self._spent = self._stepper.initial(), 0.0
         self._received = self._model.weights
         self._states: list[PublishedState] = []
         """Of each device, under the ``published`` cap."""
 
-    @property
-    def weights(self) -> NDArray[np.float32]:
-        """(parameters,) after the last round."""
-        return self._model.weights
-
-    @property
-    def first_round(self) -> int:
-        """The first round that steps the model: 2 where the first one only finds a projection."""
-        return 1 + self._fleet.rounds - gradient_steps(self._fleet, self._spec)
-
     def round(self, number: int) -> RoundResult:
         """Run a round that steps the model, :attr:`first_round` or a later one, in order."""
-        sent = weights_to_bytes(self.weights, self._fleet.model.precision)
-        task = self._planner.task(
-            OpenRound(number, 0, 0),
-            sent,
-            clip_norm=self._model.clip_norm,
-            radii=self._model.radii,
-            spent=self._spent,
-        )
+        task, sent = self._plan(number)
         self._received = task.weights_from(sent)
         self._spent = self._planner.epsilon_after(task.release)
         match task.release:
@@ -185,8 +163,22 @@ class TrainingLoop:
         """The same without noise and rounding."""
         mean = np.zeros(release.dimension)
         for shard in self._shards:
-            part = clipped_sum(release, self._received, shard, self._engine) / release.sampling.expected_lot
-            if release.device_cap is not None:
-                part, _ = release.device_cap.apply(part, self._received, radius=release.clipping.radius)
-            mean += part
+            mean += exact_gradient(release, self._received, shard, self._engine)
         return mean / len(self._shards)
+
+
+def exact_gradient(
+    release: NoisySum, weights: NDArray[np.float32], shard: Dataset, engine: Engine
+) -> NDArray[np.float64]:
+    """A device's part in the mean, (dimension,), without noise and rounding. Private.
+
+    Args:
+        release: of the round.
+        weights: (parameters,) as they were sent.
+        shard: the device's records, as the engine takes them.
+        engine: computes their gradients.
+    """
+    part = clipped_sum(release, weights, shard, engine) / release.sampling.expected_lot
+    if release.device_cap is not None:
+        part, _ = release.device_cap.apply(part, weights, radius=release.clipping.radius)
+    return part
