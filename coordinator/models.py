@@ -43,6 +43,7 @@ class ModelFiles:
 
     Attributes:
         assets: The devices' inputs besides plans and weights, by role.
+        spec: The model.
 
     Raises:
         DataError: The test data do not fit the model.
@@ -58,7 +59,7 @@ class ModelFiles:
         test: Dataset | None,
         test_inputs: InputForm | None = None,
     ) -> None:
-        self._settings, self._spec, self._directory = settings, spec, directory
+        self._settings, self.spec, self._directory = settings, spec, directory
         self._inputs = _inputs_of(settings, spec, test_inputs)
         self._class_names: tuple[str, ...] = tuple(settings.model.classes or ())
         self._test = test
@@ -92,16 +93,16 @@ class ModelFiles:
 
     def set_projection(self, moments: NDArray[np.float64]) -> None:
         """Store the leading directions of the fleet's second moments permanently."""
-        if self._spec.projection is None:
-            raise ParameterError(f"Model {self._spec.name!r} has no projection.")
-        directions = leading_directions(moments, self._spec.projection.components).astype("<f4").tobytes()
+        if self.spec.projection is None:
+            raise ParameterError(f"Model {self.spec.name!r} has no projection.")
+        directions = leading_directions(moments, self.spec.projection.components).astype("<f4").tobytes()
         write_atomically(self._projection_file, directions)
         self.assets["projection"] = directions
 
     @property
     def first_round(self) -> int:
         """The first round that steps the model: 2 where the first one only finds a projection."""
-        return 1 + (self._spec.projection is not None)
+        return 1 + (self.spec.projection is not None)
 
     @property
     def final(self) -> Path:
@@ -135,8 +136,8 @@ class ModelFiles:
         if not self._settings.current_models or "export" in self.assets or number <= self.first_round:
             return False
         metadata = self._metadata(job)
-        nothing = np.zeros(self._spec.parameter_count, np.float32)
-        data = export_onnx(self._spec, nothing, metadata=metadata, assets=self._front_end_assets)
+        nothing = np.zeros(self.spec.parameter_count, np.float32)
+        data = export_onnx(self.spec, nothing, metadata=metadata, assets=self.front_end_assets)
         if len(data) > MAX_WHOLE_BYTES:
             log.warning("the model has %d MiB: too many for devices to keep each round's", len(data) >> 20)
             return False
@@ -154,6 +155,8 @@ class ModelFiles:
         job: Job,
         number: int,
         spent: Sequence[BudgetStatement],
+        *,
+        insecure: str = "",
     ) -> None:
         """Write the model after round ``number`` with the metadata that its users need.
 
@@ -163,11 +166,14 @@ class ModelFiles:
             job: as it began.
             number: of the last round.
             spent: what the rounds have spent, the job's own guarantee first (:mod:`coordinator.columns`).
+            insecure: why nothing is guaranteed, whatever was spent; empty where that is not so.
         """
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         metadata = self._metadata(job) | _spent_by(number, spent)
-        model = export_onnx(self._spec, weights, metadata=metadata, assets=self._front_end_assets)
+        if insecure:
+            metadata |= _insecure(insecure, spent[0])
+        model = export_onnx(self.spec, weights, metadata=metadata, assets=self.front_end_assets)
         write_atomically(path, model)
 
     def accuracy(self, weights: NDArray[np.float32]) -> float | None:
@@ -180,13 +186,14 @@ class ModelFiles:
             return None
         if self._features is None:
             self._features = self._test
-            if self._spec.front_end:
-                front_end = FrontEnd(self._spec, self._front_end_assets)
+            if self.spec.front_end:
+                front_end = FrontEnd(self.spec, self.front_end_assets)
                 self._features = FeatureSet(self._test, front_end, self._directory)
-        return OnnxEvaluator(export_onnx(self._spec.head, weights, metadata={})).accuracy(self._features)
+        return OnnxEvaluator(export_onnx(self.spec.head, weights, metadata={})).accuracy(self._features)
 
     @property
-    def _front_end_assets(self) -> dict[str, bytes]:
+    def front_end_assets(self) -> dict[str, bytes]:
+        """The assets that a front end takes, by role."""
         return {role: self.assets[role] for role in self.assets.keys() - {"training-graph", "export"}}
 
     def _metadata(self, job: Job) -> dict[str, str]:
@@ -196,8 +203,8 @@ class ModelFiles:
         metadata = {
             "dpagent.job": job.id.hex(),
             "dpagent.job_name": self._directory.name,
-            "dpagent.model": self._spec.name,
-            ARCHITECTURE_KEY: json.dumps(self._spec.describe()),
+            "dpagent.model": self.spec.name,
+            ARCHITECTURE_KEY: json.dumps(self.spec.describe()),
             "dpagent.privacy": statement.sentence(),
             "dpagent.privacy_statement": json.dumps(statement.as_dict(), ensure_ascii=False),
             "dpagent.preprocessing": (
@@ -221,6 +228,15 @@ def _spent_by(number: int, spent: Sequence[BudgetStatement]) -> dict[str, str]:
     if spent[0].is_guarantee:
         metadata["dpagent.epsilon_spent"] = repr(spent[0].epsilon)
     return metadata
+
+
+def _insecure(why: str, own: BudgetStatement) -> dict[str, str]:
+    """In place of a guarantee."""
+    return {
+        "dpagent.insecure": why,
+        "dpagent.privacy": own.sentence(),
+        "dpagent.privacy_statement": json.dumps(own.as_dict(), ensure_ascii=False),
+    }
 
 
 def _inputs_of(settings: FleetSettings, spec: ModelSpec, test_inputs: InputForm | None) -> InputForm | None:

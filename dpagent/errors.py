@@ -26,6 +26,7 @@ class ExitCode(enum.IntEnum):
     STORAGE = 8
     PLAN = 9
     CHILD = 10
+    CLUSTER = 11
     INTERRUPTED = 130
 
     @property
@@ -55,7 +56,8 @@ _MEANINGS: dict[ExitCode, str] = {
     ExitCode.STORAGE: "The disk is full, or a file cannot be read or written.",
     ExitCode.PLAN: "The number of an option is out of range, or no noise can meet the privacy parameters.",
     ExitCode.CHILD: "A program that the demo started failed repeatedly; the message names its log.",
-    ExitCode.INTERRUPTED: "Stopped with Ctrl-C; for the demo also with SIGTERM.",
+    ExitCode.CLUSTER: "Ray cannot be started or joined, or its workers end again and again.",
+    ExitCode.INTERRUPTED: "Stopped with Ctrl-C; for demo, simulation and sweep also with SIGTERM.",
 }
 
 
@@ -146,6 +148,12 @@ class ChildProcessError(DpagentError):
     def __init__(self, text: str, exit_code: ExitCode = ExitCode.CHILD) -> None:
         super().__init__(text)
         self.exit_code = exit_code
+
+
+class ClusterError(DpagentError):
+    """Ray cannot be started, joined or used."""
+
+    exit_code = ExitCode.CLUSTER
 
 
 class ParameterError(PlanError, ValueError):

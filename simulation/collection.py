@@ -46,28 +46,40 @@ class _Device:
     counters: dict[str, int]
 
 
-def _read_device(number: int, state_dir: Path, account: str) -> _Device:
+def read_budget(number: int, state_dir: Path, account: str) -> DeviceBudget:
+    """What a device has spent, by its ledger.
+
+    Args:
+        number: Of the device.
+        state_dir: With its ledger.
+        account: Of the run.
+    """
     try:
         spent: VerifiedLedger | None = audit(state_dir)
     except LedgerError:
         spent = None
+    charges = [] if spent is None else [each for each in spent.charges if each.dataset == account]
+    budgets = [] if spent is None else [entry.record for entry in spent.entries]
+    changes = [each.epsilon for each in budgets if isinstance(each, BudgetChange) and each.dataset == account]
+    return DeviceBudget(
+        number,
+        charges[-1].cumulative_epsilon if charges else 0.0,
+        changes[-1] if changes else 0.0,
+        len(charges),
+        spent is not None,
+    )
+
+
+def _read_device(number: int, state_dir: Path, account: str) -> _Device:
+    budget = read_budget(number, state_dir, account)
     connection, _ = open_ledger(state_dir)
     try:
         rows = connection.execute("SELECT digest, round, first_sent_at, state FROM fragments").fetchall()
         counters = dict(connection.execute("SELECT name, value FROM counters").fetchall())
     finally:
         connection.close()
-    charges = [] if spent is None else [each for each in spent.charges if each.dataset == account]
-    budgets = [] if spent is None else [entry.record for entry in spent.entries]
-    changes = [each.epsilon for each in budgets if isinstance(each, BudgetChange) and each.dataset == account]
     return _Device(
-        DeviceBudget(
-            number,
-            charges[-1].cumulative_epsilon if charges else 0.0,
-            changes[-1] if changes else 0.0,
-            len(charges),
-            spent is not None,
-        ),
+        budget,
         [
             ChargedFragment(row["digest"], row["round"], row["first_sent_at"], row["state"] == "counted")
             for row in rows

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from dpagent.errors import BrokerError, PlanError
+from dpagent.errors import BrokerError, PlanError, UsageError
 from dpagent.learning.fitting import check_fits
 from dpagent.learning.model_files import find_model
 from dpagent.privacy.statement import Unit, delta_warning, epsilon_warning
@@ -29,8 +29,10 @@ from simulation.programs.supervisor import Supervisor, python_module
 from simulation.programs.timing import RoundTimes
 from simulation.record import RunRecord
 from simulation.request import BrokerRequest, Request
-from simulation.settings import COMMAND_FILE, load_settings_of_run
+from simulation.settings import COMMAND_FILE, RunSettings, load_settings_of_run
 
+MOST_AGENTS: Final = 200
+"""Agents of a fleet, each a program of its own."""
 _LOOK_S: Final = 0.3
 _SETTLE_S: Final = 3.0
 """After the last round: time for the last receipts to reach the devices."""
@@ -98,12 +100,17 @@ class Fleet:
         broker: BrokerRequest | None = None,
         command: str = "",
     ) -> None:
+        if request.devices is not None and request.devices > MOST_AGENTS:
+            raise UsageError(
+                f"{named('devices')}: got {request.devices:,}; expected at most {MOST_AGENTS}, since each is "
+                "a program of its own. `dpagent simulate` runs more, as virtual devices."
+            )
         self._broker = BrokerRequest() if broker is None else broker
         self._command = command
         self._root = state_dir
         began = time.monotonic()
         self.layout = Layout(state_dir)
-        before, look = load_settings_of_run(state_dir), look_of_data(request.data)
+        before, look = load_settings_of_run(state_dir, RunSettings), look_of_data(request.data)
         wanted = wanted_model(request)
         self._source: Source | None = None
         if before is not None and is_prepared(self.layout):

@@ -97,6 +97,8 @@ class RunRecord:
     bytes_down: float
     """Mean bytes a device received in a round."""
     seconds_by_round: tuple[float, ...]
+    is_virtual: bool = False
+    """Whether devices were computed on Ray, without broker and boards. Then one ledger stands for all."""
 
     @property
     def epsilon(self) -> float:
@@ -106,7 +108,7 @@ class RunRecord:
     @property
     def is_private(self) -> bool:
         """Whether the run guarantees anything."""
-        return self.settings.mechanism.is_private
+        return self.settings.mechanism.is_private and not self.settings.insecure
 
     @property
     def accuracy(self) -> float:
@@ -143,7 +145,9 @@ class RunRecord:
                 f"Training without noise does not beat {majority} either, so noise is not the cause. Look at "
                 "the range of the inputs, the label, the sizes of the classes and the model."
             )
-        if not self.is_private:
+        if self.settings.insecure:
+            first.insert(0, self.settings.insecure)
+        elif not self.is_private:
             first.insert(
                 0,
                 "Nothing is guaranteed: the published cap releases exact gradients wherever it acts. Whoever "

@@ -16,7 +16,7 @@ from dpagent.wording import counted
 
 KnownData: TypeAlias = Literal["digits", "mnist"]
 """Data that have settings of their own."""
-Devices: TypeAlias = Annotated[int, Field(ge=1, le=200)]
+Devices: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
 Rounds: TypeAlias = Annotated[int, Field(ge=1, le=5000)]
 Epsilon: TypeAlias = Annotated[float, Field(gt=0, le=1000)]
 Delta: TypeAlias = Annotated[float, Field(gt=0, lt=1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final, TypeVar
 
 from pydantic import ValidationError
 
@@ -104,6 +104,14 @@ class RunSettings(Settings):
     baseline: bool
     """Whether the same training is also run without noise."""
 
+    FILE: ClassVar[str] = SETTINGS_FILE
+    """In which a state directory keeps them."""
+
+    @property
+    def insecure(self) -> str:
+        """Why nothing is guaranteed, whatever the mechanism is; empty where that is not so."""
+        return ""
+
     @property
     def mechanism(self) -> type[Mechanism]:
         """What adds the noise."""
@@ -152,7 +160,7 @@ class RunSettings(Settings):
         with disk_errors(state_dir):
             state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         text = json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False)
-        write_atomically(state_dir / SETTINGS_FILE, f"{text}\n".encode())
+        write_atomically(state_dir / self.FILE, f"{text}\n".encode())
 
     def require_match(self, state_dir: Path) -> None:
         """Make sure that a directory is free for a new run, or goes on with the run it holds.
@@ -160,12 +168,12 @@ class RunSettings(Settings):
         Raises:
             ConfigurationError: The directory holds a run with other settings, or something else.
         """
-        before = load_settings_of_run(state_dir)
+        before = load_settings_of_run(state_dir, type(self))
         if before is None:
             return
         changes = changed_settings(before.model_dump(mode="json"), self.model_dump(mode="json"))
         # What a request cannot name follows from what it can.
-        asked = [each for each in changes if each.key.partition(".")[0] in Request.model_fields]
+        asked = [each for each in changes if each.key.partition(".")[0] in _asked_for(type(self))]
         if changes:
             began = read_command(state_dir)
             raise ConfigurationError(
@@ -184,13 +192,25 @@ def read_command(state_dir: Path) -> str:
         return ""
 
 
-def load_settings_of_run(state_dir: Path) -> RunSettings | None:
+def _asked_for(kind: type[RunSettings]) -> set[str]:
+    """The settings that a request can name."""
+    return {*Request.model_fields} | (kind.model_fields.keys() - RunSettings.model_fields.keys())
+
+
+RunT = TypeVar("RunT", bound=RunSettings)
+
+
+def load_settings_of_run(state_dir: Path, kind: type[RunT]) -> RunT | None:
     """The settings of the run that a directory holds; None where it holds none yet.
+
+    Args:
+        state_dir: The directory.
+        kind: Of run.
 
     Raises:
         ConfigurationError: The file is damaged, or the directory holds something else.
     """
-    file = state_dir / SETTINGS_FILE
+    file = state_dir / kind.FILE
     with disk_errors(state_dir):
         if state_dir.exists() and not state_dir.is_dir():
             raise ConfigurationError(
@@ -205,7 +225,7 @@ def load_settings_of_run(state_dir: Path) -> RunSettings | None:
             return None
         content = file.read_bytes()
     try:
-        return RunSettings.model_validate_json(content)
+        return kind.model_validate_json(content)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         where = ".".join(map(str, problem["loc"]))

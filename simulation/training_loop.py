@@ -62,9 +62,7 @@ class TrainingLoop(JobRounds):
     def __init__(
         self, fleet: FleetSettings, spec: ModelSpec, shards: Sequence[Dataset], test: Dataset, *, noise: bool
     ) -> None:
-        if not noise and fleet.cap.kind in ("bounded", "published"):
-            # There is no noise to bound or to replace, and no price.
-            fleet = fleet.model_copy(update={"cap": fleet.cap.model_copy(update={"kind": "none"})})
+        fleet = fleet if noise else without_noise(fleet)
         super().__init__(fleet, spec, trial_job(fleet, spec))
         self._shards, self._test, self._noise = shards, test, noise
         self._engine = NumpyEngine(spec.head, norm=fleet.privacy.gradient_norm)
@@ -165,6 +163,13 @@ class TrainingLoop(JobRounds):
         for shard in self._shards:
             mean += exact_gradient(release, self._received, shard, self._engine)
         return mean / len(self._shards)
+
+
+def without_noise(fleet: FleetSettings) -> FleetSettings:
+    """The settings of a job without noise: there is none to bound or to replace, and no price."""
+    if fleet.cap.kind not in ("bounded", "published"):
+        return fleet
+    return fleet.model_copy(update={"cap": fleet.cap.model_copy(update={"kind": "none"})})
 
 
 def exact_gradient(

@@ -33,7 +33,7 @@ from dpagent.privacy.covariance import SecondMoments, leading_directions
 from dpagent.privacy.sampling import poisson_lot
 from dpagent.storage import disk_errors, write_atomically
 from simulation.layout import Layout
-from simulation.settings import load_settings_of_run
+from simulation.settings import RunSettings, load_settings_of_run
 from simulation.training_loop import TrainingLoop
 
 _LOOK_S: Final = 0.5
@@ -51,7 +51,7 @@ def read_baseline(file: Path) -> tuple[float, ...]:
 
 def run_baseline(root: Path) -> None:
     """Train and write the accuracies, round by round."""
-    run = load_settings_of_run(root)
+    run = load_settings_of_run(root, RunSettings)
     if run is None:
         raise ConfigurationError(f"{root} holds no run; expected the state directory of one.")
     layout = Layout(root)

@@ -38,7 +38,7 @@ from simulation.presets import preset_of, sampling_rate_for
 from simulation.programs.configurations import fleet_settings
 from simulation.programs.timing import round_times
 from simulation.request import DataSelection, Request, data_name
-from simulation.settings import DataForm, load_settings_of_run
+from simulation.settings import DataForm, RunSettings, load_settings_of_run
 
 MNIST = DataSelection(dataset="mnist", train=DatasetSettings(path=Path("mnist")))
 HALVES = ("train", "test")
@@ -317,7 +317,7 @@ def test_settings_come_back_from_disk_and_other_ones_are_named(tmp_path: Path) -
     settings = Fleet(Request(data=own(file), rounds=3), root).settings
     assert not root.exists()  # nothing is written before all is settled
     settings.save(root)
-    assert load_settings_of_run(root) == settings
+    assert load_settings_of_run(root, RunSettings) == settings
     settings.require_match(root)
     other = settings.model_copy(update={"data": own(file, split="class")})
     with pytest.raises(ConfigurationError, match=r"`data\.split` was 'iid' and is 'class'\."):
@@ -326,13 +326,13 @@ def test_settings_come_back_from_disk_and_other_ones_are_named(tmp_path: Path) -
     with pytest.raises(ConfigurationError, match=r"`data\.train\.csv\.scale` was None and is 2\.0\."):
         scaled.require_match(root)
     scaled.save(root)
-    assert load_settings_of_run(root) == scaled
+    assert load_settings_of_run(root, RunSettings) == scaled
     with pytest.raises(ConfigurationError, match=r"`data\.train\.csv\.scale` was 2\.0 and is None\."):
         settings.require_match(root)
     for damaged in ('{"form": {"cats": 2}}', "[]", "", '{"data": {'):
         (root / "demo.json").write_text(damaged)
         with pytest.raises(ConfigurationError, match="damaged, or of another version"):
-            load_settings_of_run(root)
+            load_settings_of_run(root, RunSettings)
 
 
 def test_a_model_that_changed_since_the_run_began_is_refused(tmp_path: Path) -> None:

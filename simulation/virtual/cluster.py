@@ -1,0 +1,159 @@
+"""Ray, started on this machine or joined elsewhere, and left without a trace.
+
+A Ray that is started here has a temporary directory of its own, listens on the loopback interface alone, asks
+for a token of this run, sends no usage report and has no dashboard. It ends with the block that it is used in, and with this process,
+however that ends.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dpagent import __version__
+from dpagent.errors import ClusterError, ConfigurationError
+from dpagent.extras import extra_needed
+
+_LEAST_STORE_BYTES: Final = 256 << 20
+_STORE_SHARE: Final = 0.3
+"""Of the machine's memory, at most; Ray keeps the rest of the records on the disk."""
+_SPARE: Final = 2.0
+"""So many times the records fit in the store: features take their place, and sums come beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRequest:
+    """Which Ray to use.
+
+    Attributes:
+        address: of a cluster, ``host:port``; None starts one on this machine.
+        cores: that tasks may use at a time on this machine; None: all.
+    """
+
+    address: str | None = None
+    cores: int | None = None
+
+
+@contextmanager
+def ray_on(request: ClusterRequest, record_bytes: int = 0) -> Iterator[Any]:
+    """Ray, as long as the block runs; the module is handed in.
+
+    Args:
+        request: Which.
+        record_bytes: that all records take in memory.
+
+    Raises:
+        ConfigurationError: The extra is missing, or a node of the cluster has another version of dpagent.
+        ClusterError: Ray cannot be started, or there is no cluster at the address.
+    """
+    ray = _imported(is_local=request.address is None)
+    directory = None
+    try:
+        if request.address is None:
+            directory = Path(tempfile.mkdtemp(prefix="dpagent-ray-"))
+            _start(ray, request, record_bytes, directory)
+        else:
+            _join(ray, request.address)
+        yield ray
+    finally:
+        ray.shutdown()
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def cores_of(ray: Any) -> int:
+    """How many tasks run at a time."""
+    return max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+
+def _imported(*, is_local: bool) -> Any:
+    """The package. It reads these variables when it is imported, and what it starts inherits them."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if is_local:
+        # What keeps Ray on the loopback interface on systems without clusters keeps it there on Linux.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        # Other users of this machine reach that interface too.
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    with extra_needed("simulation", "A virtual fleet"):
+        import ray
+    return ray
+
+
+def _start(ray: Any, request: ClusterRequest, record_bytes: int, directory: Path) -> None:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    store = min(max(_LEAST_STORE_BYTES, int(_SPARE * record_bytes)), int(_STORE_SHARE * memory))
+    try:
+        ray.init(
+            num_cpus=request.cores or len(os.sched_getaffinity(0)),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+            object_store_memory=store,
+            _temp_dir=str(directory),
+        )
+    except (OSError, RuntimeError, ValueError, ConnectionError, TimeoutError) as error:
+        raise ClusterError(
+            f"Ray cannot be started on this machine: {_first_line(error)}. Free some memory and room in "
+            f"{directory.parent}, or name a cluster with --address."
+        ) from error
+
+
+def _join(ray: Any, address: str) -> None:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except (OSError, RuntimeError, ValueError, ConnectionError, TimeoutError) as error:
+        raise ClusterError(
+            f"--address {address}: no Ray cluster can be used there ({_first_line(error)}). Expected HOST:PORT "
+            "of its head node, as `ray start --head` prints it."
+        ) from error
+    _require_same_program(ray, address)
+
+
+def _require_same_program(ray: Any, address: str) -> None:
+    """See that each node has this program, in this version.
+
+    Raises:
+        ConfigurationError: One has not.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ask = ray.remote(num_cpus=0, max_retries=0)(_versions)
+    wanted = _versions()
+    for node in ray.nodes():
+        if not node["Alive"]:
+            continue
+        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        try:
+            found = ray.get(ask.options(scheduling_strategy=place).remote())
+        except ray.exceptions.RayError:
+            found = None
+        if found != wanted:
+            has = "cannot import dpagent" if found is None else f"has {_in_words(found)}"
+            raise ConfigurationError(
+                f"--address {address}: node {node['NodeManagerAddress']} {has}; expected {_in_words(wanted)}, as "
+                "here. Install the same on every node."
+            )
+
+
+def _versions() -> dict[str, str]:
+    """What decides on a device's numbers."""
+    return {"dpagent": __version__, "numpy": importlib.metadata.version("numpy")}
+
+
+def _in_words(versions: dict[str, str]) -> str:
+    return " and ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().partition("\n")[0] or type(error).__name__).rstrip(".")
