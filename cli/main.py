@@ -31,6 +31,7 @@ class _Root(CommandsByName):
 
     places: ClassVar = {
         "demo": "cli.demo.command:demo",
+        "simulate": "cli.simulate.command:simulate",
         "init": "cli.init:init",
         "enrol": "cli.enrol:enrol",
         "run": "cli.run:run",

@@ -170,6 +170,25 @@ RUN: Final = OptionTable(
 )  # fmt: skip
 """What a run of the demo is asked for: the fields of a simulation's Request."""
 
+_RAY: Final = "Ray"
+SIMULATION: Final = OptionTable(
+    *(row for row in RUN.without("engine", "mixer", "jitter_window_s", "baseline", "devices").rows),
+    Option("devices", COUNT, "Virtual devices, up to 1,000,000.",
+           default="5; mnist and ldp-fl: 10; central: 20"),
+    Option("baseline", SWITCH, "Also run the same training without noise.", name="--baseline/--no-baseline",
+           default="no-baseline", panel=_TRAINING),
+    Option("insecure_noise_seed", COUNT, "Draw lots and noise from this seed, to repeat a run to the bit. "
+           "Nothing is guaranteed then, and every output says so.", panel=_TRAINING),
+)  # fmt: skip
+"""What a run of virtual devices is asked for: the fields of a VirtualRequest."""
+
+CLUSTER: Final = OptionTable(
+    Option("address", TEXT, "HOST:PORT of a Ray cluster.", default="Ray is started on this machine",
+           panel=_RAY),
+    Option("cores", COUNT, "Cores of this machine to use.", default="all", panel=_RAY),
+)  # fmt: skip
+"""Which Ray a simulation uses."""
+
 COMPARISON: Final = OptionTable(
     Option("compare", NAMES, "Train with each of these methods in turn, and put them side by side: "
            "`dp-sgd,ldp-fl`.", panel=_TRAINING),

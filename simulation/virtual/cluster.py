@@ -1,8 +1,8 @@
 """Ray, started on this machine or joined elsewhere, and left without a trace.
 
 A Ray that is started here has a temporary directory of its own, listens on the loopback interface alone, asks
-for a token of this run, sends no usage report and has no dashboard. It ends with the block that it is used in, and with this process,
-however that ends.
+for a token of this run, sends no usage report and has no dashboard. It ends with the block that it is used in,
+and with this process, however that ends.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def ray_on(request: ClusterRequest, record_bytes: int = 0) -> Iterator[Any]:
         ConfigurationError: The extra is missing, or a node of the cluster has another version of dpagent.
         ClusterError: Ray cannot be started, or there is no cluster at the address.
     """
-    ray = _imported(is_local=request.address is None)
+    ray = ray_package(request)
     directory = None
     try:
         if request.address is None:
@@ -75,10 +75,17 @@ def cores_of(ray: Any) -> int:
     return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
-def _imported(*, is_local: bool) -> Any:
-    """The package. It reads these variables when it is imported, and what it starts inherits them."""
+def ray_package(request: ClusterRequest) -> Any:
+    """The package. It reads these variables when it is imported, and what it starts inherits them.
+
+    Args:
+        request: Which Ray is to be used.
+
+    Raises:
+        ConfigurationError: The extra is missing.
+    """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    if is_local:
+    if request.address is None:
         # What keeps Ray on the loopback interface on systems without clusters keeps it there on Linux.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         # Other users of this machine reach that interface too.
@@ -114,8 +121,8 @@ def _join(ray: Any, address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except (OSError, RuntimeError, ValueError, ConnectionError, TimeoutError) as error:
         raise ClusterError(
-            f"--address {address}: no Ray cluster can be used there ({_first_line(error)}). Expected HOST:PORT "
-            "of its head node, as `ray start --head` prints it."
+            f"--address {address}: no Ray cluster can be used there ({_first_line(error)}). Expected "
+            "HOST:PORT of its head node, as `ray start --head` prints it."
         ) from error
     _require_same_program(ray, address)
 
@@ -141,8 +148,8 @@ def _require_same_program(ray: Any, address: str) -> None:
         if found != wanted:
             has = "cannot import dpagent" if found is None else f"has {_in_words(found)}"
             raise ConfigurationError(
-                f"--address {address}: node {node['NodeManagerAddress']} {has}; expected {_in_words(wanted)}, as "
-                "here. Install the same on every node."
+                f"--address {address}: node {node['NodeManagerAddress']} {has}; expected "
+                f"{_in_words(wanted)}, as here. Install the same on every node."
             )
 
 

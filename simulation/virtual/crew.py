@@ -99,8 +99,8 @@ class Crew:
             raise
         except self._ray.exceptions.RayError as error:
             raise ClusterError(
-                f"Ray lost the workers of a round {_RETRIES} times and more: {_first_line(error)}. They may have "
-                "run out of memory: use fewer cores, or more nodes. The rounds before are kept."
+                f"Ray lost the workers of a round {_RETRIES} times and more: {_first_line(error)}. They may "
+                "have run out of memory: use fewer cores, or more nodes. The rounds before are kept."
             ) from error
         finally:
             for task in waiting:

@@ -82,8 +82,8 @@ class VirtualFleet:
         began = time.monotonic()
         if request.cap == "published":
             raise UsageError(
-                f"{named('cap')}: got published, under which devices keep private state from round to round, and "
-                "virtual ones keep none. Expected clamp, none or bounded; `dpagent demo` runs published."
+                f"{named('cap')}: got published, under which devices keep private state from round to round, "
+                "and virtual ones keep none. Expected clamp, none or bounded; `dpagent demo` has published."
             )
         self.layout, self._root, self._command = Layout(state_dir), state_dir, command
         before = load_settings_of_run(state_dir, VirtualSettings)

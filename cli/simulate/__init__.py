@@ -1,0 +1,1 @@
+"""The ``dpagent simulate`` command."""
