@@ -1,4 +1,4 @@
-"""What demo, simulation and sweep have in common: options as a request, places for results, an orderly stop."""
+"""What demo and simulation have in common: options as a request, places for results, an orderly stop."""
 
 from __future__ import annotations
 

@@ -1,18 +1,21 @@
 """Ray, started on this machine or joined elsewhere, and left without a trace.
 
 A Ray that is started here has a temporary directory of its own, listens on the loopback interface alone, asks
-for a token of this run, sends no usage report and has no dashboard. It ends with the block that it is used in,
-and with this process, however that ends.
+for a token of this run, sends no usage report and has no dashboard. It ends with the block that it is used
+in, and with this process, however that ends.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import logging
 import os
 import secrets
 import shutil
+import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,7 +68,7 @@ def ray_on(request: ClusterRequest, record_bytes: int = 0) -> Iterator[Any]:
             _join(ray, request.address)
         yield ray
     finally:
-        ray.shutdown()
+        _shut_down(ray)
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -82,15 +85,22 @@ def ray_package(request: ClusterRequest) -> Any:
         request: Which Ray is to be used.
 
     Raises:
-        ConfigurationError: The extra is missing.
+        ConfigurationError: The extra is missing; or others have imported the package before, so that a Ray
+            that is started here would be open to the network.
     """
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    wanted = {"RAY_USAGE_STATS_ENABLED": "0"}
     if request.address is None:
-        # What keeps Ray on the loopback interface on systems without clusters keeps it there on Linux.
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-        # Other users of this machine reach that interface too.
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        # What keeps Ray on the loopback interface on systems without clusters keeps it there on Linux; and
+        # other users of this machine reach that interface too, so it asks for a token.
+        wanted |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+    if "ray" in sys.modules and any(os.environ.get(name) != value for name, value in wanted.items()):
+        raise ConfigurationError(
+            "Ray was imported in this process before, with settings of its own. Import it after this program "
+            "has, or set " + ", ".join(f"{name}={value}" for name, value in wanted.items()) + " before."
+        )
+    os.environ.update(wanted)
+    if request.address is None:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     with extra_needed("simulation", "A virtual fleet"):
         import ray
     return ray
@@ -114,6 +124,14 @@ def _start(ray: Any, request: ClusterRequest, record_bytes: int, directory: Path
             f"Ray cannot be started on this machine: {_first_line(error)}. Free some memory and room in "
             f"{directory.parent}, or name a cluster with --address."
         ) from error
+
+
+def _shut_down(ray: Any) -> None:
+    with warnings.catch_warnings():
+        # Ray ends its processes, and forgets them before they are gone.
+        warnings.simplefilter("ignore", ResourceWarning)
+        ray.shutdown()
+        gc.collect()
 
 
 def _join(ray: Any, address: str) -> None:

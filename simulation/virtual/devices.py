@@ -167,10 +167,9 @@ def sums_of_group(order: RoundOrder, group: DeviceGroup) -> GroupSums:
         if not order.with_noise:
             found.add_exact(round_.exact_part(shard))
             continue
-        records = _Records(round_, shard, _population(order, group), order.entropy(device, "lots"))
-        update = device_update(
-            round_.task.release, round_.weights, records, entropy=order.entropy(device, "noise")
-        )
+        entropy = order.entropy(device, "update")
+        records = _Records(round_, shard, _population(order, group), entropy)
+        update = device_update(round_.task.release, round_.weights, records, entropy=entropy)
         for fragment in cut(update.values, order.plan, entropy=order.entropy(device, "wire")):
             try:
                 found.count(fragment.position, values_of(fragment, round_.task, round_.norms))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,23 +112,34 @@ class VirtualFleet:
         Raises:
             DpagentError: It cannot run. The rounds that are done are kept.
         """
-        with StateDirectory(self._root):
-            self._begin()
-            listener = Listener() if listener is None else listener
-            done = 0 if self.checkpoint is None else len(self.checkpoint.rounds)
-            listener.begins(self, done)
-            if self.checkpoint is None or not self.layout.trained_model.exists():
+        listener = Listener() if listener is None else listener
+        with self._begun(listener):
+            if not self.is_finished:
                 records = sum(map(len, self._shards)) * self._source.train.record_bytes
                 with ray_on(ClusterRequest() if cluster is None else cluster, records) as ray:
-                    self.train(ray, listener)
+                    self._train(ray, listener)
             return self.record()
 
-    def train(self, ray: Any, listener: Listener) -> None:
-        """Run the rounds that are left on a Ray that is there; to be called with the directory locked.
+    def run_on(self, ray: Any, listener: Listener | None = None) -> RunRecord:
+        """As :meth:`run`, on a Ray that is there.
 
         Raises:
-            DpagentError: They cannot run.
+            DpagentError: It cannot run. The rounds that are done are kept.
         """
+        listener = Listener() if listener is None else listener
+        with self._begun(listener):
+            if not self.is_finished:
+                self._train(ray, listener)
+            return self.record()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing is left to do."""
+        now = self.checkpoint
+        return now is not None and now.is_over and self.layout.trained_model.exists()
+
+    def _train(self, ray: Any, listener: Listener) -> None:
+        """Run the rounds that are left."""
         began = time.monotonic() - self._preparation_s
         fleet = self._fleet_settings()
         checkpoint = self.checkpoint or self._first_checkpoint(fleet)
@@ -181,6 +193,14 @@ class VirtualFleet:
         if not file.exists():
             return fleet
         return fleet.model_copy(update={"model": fleet.model.model_copy(update={"name": str(file)})})
+
+    @contextmanager
+    def _begun(self, listener: Listener) -> Iterator[None]:
+        """The directory locked, with what a run begins with."""
+        with StateDirectory(self._root):
+            self._begin()
+            listener.begins(self, 0 if self.checkpoint is None else len(self.checkpoint.rounds))
+            yield
 
     def _begin(self) -> None:
         """Write what a run begins with, once.
