@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -328,7 +327,7 @@ class Cycle:
 
     def _take_step(self, release: Release, groups: Sequence[Sums]) -> None:
         """Step the model, and evaluate it."""
-        step = self._stepper.step(release, self._model, groups, entropy=os.urandom)
+        step = self._stepper.step(release, self._model, groups)
         accuracy = self._models.accuracy(step.model.weights)
         self._keep(release, step, accuracy)
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from daemons import Running, attentive_daemons, coordinator_thread
 
 import agent.cycle
 import agent.worker
-import coordinator.cycle
 import coordinator.intake
 import simulation.virtual.devices
 from agent.daemon import Agent
@@ -116,12 +114,13 @@ def run_really(fleet: VirtualFleet, root: Path, broker: Broker, patch: pytest.Mo
     patch.setenv(seeded_training.SEED, str(SEED))
     patch.setattr(agent.worker, "_PROGRAM", "seeded_training")
     patch.setattr(agent.cycle, "cut", seeded_cut)
-    draws = iter(range(1, ROUNDS + 1))
+    step = Stepper.step
 
-    def urandom(count: int) -> bytes:
-        return insecure_entropy(SEED, next(draws), 0, "noise")(count)
+    def seeded_step(self: Stepper, release: Any, model: Any, groups: Any, **_: Any) -> Any:
+        draw = insecure_entropy(SEED, release.plan.round, 0, "noise")
+        return step(self, release, model, groups, entropy=draw)
 
-    patch.setattr(coordinator.cycle, "os", SimpleNamespace(urandom=urandom))
+    patch.setattr(Stepper, "step", seeded_step)
     clock = MovableClock()
     with ExitStack() as running:
         running.enter_context(attentive_daemons())
