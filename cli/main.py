@@ -32,6 +32,7 @@ class _Root(CommandsByName):
     places: ClassVar = {
         "demo": "cli.demo.command:demo",
         "simulate": "cli.simulate.command:simulate",
+        "sweep": "cli.sweep.command:app",
         "init": "cli.init:init",
         "enrol": "cli.enrol:enrol",
         "run": "cli.run:run",

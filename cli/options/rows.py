@@ -213,3 +213,6 @@ OUTPUT: Final = OptionTable(
            panel=_FLEET),
 )  # fmt: skip
 """Where a run leaves what it makes."""
+
+SWEEP_OUTPUT: Final = OUTPUT.with_default("state_dir", "dpagent-sweep/DATE-TIME-PID")
+"""Where a sweep leaves what it makes."""

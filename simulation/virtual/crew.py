@@ -8,7 +8,7 @@ each group's one task, and no other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from dpagent.errors import ClusterError, DpagentError
 from dpagent.learning.data.dataset import Dataset
@@ -30,8 +30,60 @@ _RETRIES: Final = 5
 _LOOK_S: Final = 0.5
 
 
-class Crew:
-    """The workers, and the devices that they compute.
+class Crew(Protocol):
+    """Whoever computes the devices of a fleet."""
+
+    def compute_features(
+        self, spec: ModelSpec, assets: Mapping[str, bytes], *, before_projection: bool
+    ) -> None:
+        """Compute from now on on the features of records.
+
+        Args:
+            spec: A model with a front end.
+            assets: Of it, by role.
+            before_projection: Whether without the projection.
+        """
+        ...
+
+    def compute(self, order: RoundOrder, tell: Callable[[int], None] = lambda _: None) -> GroupSums:
+        """A round of all devices.
+
+        Args:
+            order: The round.
+            tell: Is told how many devices are done, now and then.
+
+        Raises:
+            ClusterError: The workers end again and again.
+            DpagentError: A device cannot compute the round.
+        """
+        ...
+
+
+class LocalCrew:
+    """This process, in which all devices are computed one after the other. Implements :class:`Crew`.
+
+    Args:
+        shards: The devices' records, in the order of their numbers.
+    """
+
+    def __init__(self, shards: Sequence[Dataset]) -> None:
+        self._records = self._computed = DeviceGroup.of(1, shards, max(map(len, shards)))
+
+    def compute_features(
+        self, spec: ModelSpec, assets: Mapping[str, bytes], *, before_projection: bool
+    ) -> None:
+        """As of :class:`Crew`."""
+        self._computed = features_of_group(spec, assets, self._records, before_projection=before_projection)
+
+    def compute(self, order: RoundOrder, tell: Callable[[int], None] = lambda _: None) -> GroupSums:
+        """As of :class:`Crew`."""
+        found = sums_of_group(order, self._computed)
+        tell(found.devices)
+        return found
+
+
+class RayCrew:
+    """Ray's workers, and the devices that they compute. Implements :class:`Crew`.
 
     Args:
         ray: The package, connected.
@@ -55,13 +107,7 @@ class Crew:
     def compute_features(
         self, spec: ModelSpec, assets: Mapping[str, bytes], *, before_projection: bool
     ) -> None:
-        """Compute from now on on the features of records.
-
-        Args:
-            spec: A model with a front end.
-            assets: Of it, by role.
-            before_projection: Whether without the projection.
-        """
+        """As of :class:`Crew`."""
         kept = self._ray.put(dict(assets))
         self._computed = [
             self._features.remote(spec, kept, group, before_projection=before_projection)
@@ -69,16 +115,7 @@ class Crew:
         ]
 
     def compute(self, order: RoundOrder, tell: Callable[[int], None] = lambda _: None) -> GroupSums:
-        """A round of all devices.
-
-        Args:
-            order: The round.
-            tell: Is told how many devices are done, now and then.
-
-        Raises:
-            ClusterError: The workers end again and again.
-            DpagentError: A device cannot compute the round.
-        """
+        """As of :class:`Crew`."""
         kept = self._ray.put(order)
         waiting = {
             self._sum.remote(kept, group): size

@@ -34,7 +34,7 @@ from simulation.record import RunRecord
 from simulation.settings import COMMAND_FILE, load_settings_of_run
 from simulation.virtual.checkpoint import Checkpoint
 from simulation.virtual.cluster import ClusterRequest, cores_of, ray_on
-from simulation.virtual.crew import Crew
+from simulation.virtual.crew import Crew, LocalCrew, RayCrew
 from simulation.virtual.ledger import opened_ledger
 from simulation.virtual.outcome import record_of, write_final_model
 from simulation.virtual.rounds import PlainRounds, VirtualRounds
@@ -67,6 +67,7 @@ class VirtualFleet:
         request: The run to make.
         state_dir: New, empty, or of the same run.
         command: A command line that goes on with the run, kept for people.
+        source: The records, if they are open.
 
     Attributes:
         settings: All values settled.
@@ -79,7 +80,9 @@ class VirtualFleet:
         DpagentError: It cannot be run.
     """
 
-    def __init__(self, request: VirtualRequest, state_dir: Path, *, command: str = "") -> None:
+    def __init__(
+        self, request: VirtualRequest, state_dir: Path, *, command: str = "", source: Source | None = None
+    ) -> None:
         began = time.monotonic()
         if request.cap == "published":
             raise UsageError(
@@ -89,7 +92,7 @@ class VirtualFleet:
         self.layout, self._root, self._command = Layout(state_dir), state_dir, command
         before = load_settings_of_run(state_dir, VirtualSettings)
         wanted = wanted_model(request)
-        self._source: Source = open_source(
+        self._source = source or open_source(
             request.data, request.seed, None if wanted is None else find_model(wanted)
         )
         model, self.spec = choose_model(wanted, self._source.form, self.layout, request.method)
@@ -117,7 +120,7 @@ class VirtualFleet:
             if not self.is_finished:
                 records = sum(map(len, self._shards)) * self._source.train.record_bytes
                 with ray_on(ClusterRequest() if cluster is None else cluster, records) as ray:
-                    self._train(ray, listener)
+                    self._train(RayCrew(ray, self._shards), listener, cores_of(ray), len(ray.nodes()))
             return self.record()
 
     def run_on(self, ray: Any, listener: Listener | None = None) -> RunRecord:
@@ -126,10 +129,21 @@ class VirtualFleet:
         Raises:
             DpagentError: It cannot run. The rounds that are done are kept.
         """
+        return self._run_with(RayCrew(ray, self._shards), listener, cores_of(ray), len(ray.nodes()))
+
+    def run_here(self, listener: Listener | None = None) -> RunRecord:
+        """As :meth:`run`, in this process, one device after the other.
+
+        Raises:
+            DpagentError: It cannot run. The rounds that are done are kept.
+        """
+        return self._run_with(LocalCrew(self._shards), listener, 1, 1)
+
+    def _run_with(self, crew: Crew, listener: Listener | None, cores: int, nodes: int) -> RunRecord:
         listener = Listener() if listener is None else listener
         with self._begun(listener):
             if not self.is_finished:
-                self._train(ray, listener)
+                self._train(crew, listener, cores, nodes)
             return self.record()
 
     @property
@@ -138,13 +152,13 @@ class VirtualFleet:
         now = self.checkpoint
         return now is not None and now.is_over and self.layout.trained_model.exists()
 
-    def _train(self, ray: Any, listener: Listener) -> None:
+    def _train(self, crew: Crew, listener: Listener, cores: int, nodes: int) -> None:
         """Run the rounds that are left."""
         began = time.monotonic() - self._preparation_s
         fleet = self._fleet_settings()
         checkpoint = self.checkpoint or self._first_checkpoint(fleet)
-        crew, models = Crew(ray, self._shards), self._models(fleet)
-        listener.starts(self, cores_of(ray), len(ray.nodes()))
+        models = self._models(fleet)
+        listener.starts(self, cores, nodes)
 
         def keep(now: Checkpoint) -> Checkpoint:
             self.checkpoint = replace(now, seconds=checkpoint.seconds + time.monotonic() - began)

@@ -33,7 +33,7 @@ from simulation.layout import Layout
 from simulation.programs.broker import BrokerAddress
 from simulation.programs.configurations import write_configurations
 from simulation.programs.ledgers import begin_ledgers
-from simulation.virtual.crew import Crew
+from simulation.virtual.crew import RayCrew
 from simulation.virtual.devices import DeviceGroup, RoundOrder, sums_of_group
 from simulation.virtual.fleet import VirtualFleet
 from simulation.virtual.insecure import insecure_entropy
@@ -133,14 +133,14 @@ def run_really(fleet: VirtualFleet, root: Path, broker: Broker, patch: pytest.Mo
 
 def run_virtually(fleet: VirtualFleet, ray: Any, patch: pytest.MonkeyPatch) -> Seen:
     """The run on Ray; and each device's fragments, computed once more in this process."""
-    seen, orders, compute = Seen(), [], Crew.compute
+    seen, orders, compute = Seen(), [], RayCrew.compute
 
-    def computed(self: Crew, order: RoundOrder, *more: Any) -> Any:
+    def computed(self: RayCrew, order: RoundOrder, *more: Any) -> Any:
         orders.append(order)
         return compute(self, order, *more)
 
     watched(seen, patch, simulation.virtual.devices)
-    patch.setattr(Crew, "compute", computed)
+    patch.setattr(RayCrew, "compute", computed)
     fleet.run_on(ray)
     for order in orders:
         for number, shard in enumerate(fleet._shards, start=1):

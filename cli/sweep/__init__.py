@@ -1,0 +1,1 @@
+"""The ``dpagent sweep`` commands."""

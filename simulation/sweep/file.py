@@ -1,0 +1,217 @@
+"""The file of a sweep: what all runs have in common, and the values that each setting takes.
+
+::
+
+    records: public
+    base: {devices: 20, rounds: 30, epsilon: 4}
+    vary:
+      learning_rate: [0.5, 1, 2]
+      clip_norm: [0.25, 0.5]
+    seeds: [0, 1]
+
+Each combination of the values is a *setting*, and is run once for each seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from dpagent.configuration import Settings, complaint, load_settings, resolve
+from dpagent.errors import ConfigurationError
+from dpagent.wording import counted
+from simulation.request import (
+    ClipNorm,
+    ClippingKind,
+    Devices,
+    Epsilon,
+    LearningRate,
+    Rounds,
+    SamplingRate,
+    ScheduleKind,
+    ScheduleStep,
+    Seed,
+)
+from simulation.virtual.settings import VirtualRequest
+
+MOST_RUNS: Final = 1_000
+
+
+class Vary(Settings):
+    """The values that settings take. One that is left out is as in ``base``."""
+
+    learning_rate: Annotated[list[LearningRate], Field(min_length=1)] | None = None
+    """Of the coordinator's step."""
+    clip_norm: Annotated[list[ClipNorm], Field(min_length=1)] | None = None
+    """Norm that gradients of records, or updates of devices, are clipped to."""
+    clipping: Annotated[list[ClippingKind], Field(min_length=1)] | None = None
+    """Whether the gradient, or the update, is clipped as a whole, by layers or to a quantile."""
+    sampling_rate: Annotated[list[SamplingRate], Field(min_length=1)] | None = None
+    """Probability with which each record is in a round's lot."""
+    lot: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)] | None = None
+    """Records that a lot is expected to have, in place of ``sampling_rate``."""
+    schedule: Annotated[list[ScheduleKind], Field(min_length=1)] | None = None
+    """How the budget is spread over the rounds."""
+    step: Annotated[list[ScheduleStep], Field(min_length=1)] | None = None
+    """Of an incrementing schedule, as a fraction of its maximum."""
+    method: Annotated[list[str], Field(min_length=1)] | None = None
+    """How the fleet trains."""
+    noise: Annotated[list[str], Field(min_length=1)] | None = None
+    """Kind of the noise."""
+    devices: Annotated[list[Devices], Field(min_length=1)] | None = None
+    rounds: Annotated[list[Rounds], Field(min_length=1)] | None = None
+    epsilon: Annotated[list[Epsilon], Field(min_length=1)] | None = None
+    """Of the job."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Vary:
+        if self.lot is not None and self.sampling_rate is not None:
+            raise ValueError("lot and sampling_rate are two names of one setting; expected one of them")
+        for key in self.model_fields_set:
+            values = getattr(self, key)
+            if values is not None and len(set(values)) < len(values):
+                raise ValueError(f"{key} has a value twice; expected different ones")
+        if not any(getattr(self, key) for key in self.model_fields_set):
+            raise ValueError(f"nothing is varied; expected one of {', '.join(type(self).model_fields)}")
+        return self
+
+
+class SweepFile(Settings):
+    """A sweep that is asked for."""
+
+    records: Literal["public", "private"]
+    """Whether the training records may be published. With private ones, the page says what it costs them."""
+    base: VirtualRequest = VirtualRequest()
+    """What all runs have in common: the keys are those of a run."""
+    vary: Vary
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1, strict=False)] = (0,)
+    """Of splits and initial weights: each setting is run once for each."""
+
+    @field_validator("base", mode="before")
+    @classmethod
+    def _base_has_no_seed(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "seed" in value:
+            raise ValueError("base has a seed; expected the list seeds beside base")
+        return value
+
+    @model_validator(mode="after")
+    def _names_each_setting_once(self) -> SweepFile:
+        for key in self.vary.model_fields_set:
+            if key in self.base.model_fields_set:
+                raise ValueError(f"{key} is in base and in vary; expected it in one of them")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("seeds has a value twice; expected different ones")
+        if (runs := len(self.settings()) * len(self.seeds)) > MOST_RUNS:
+            raise ValueError(f"the sweep has {counted(runs, 'run')}; expected at most {MOST_RUNS:,}")
+        return self
+
+    def settings(self) -> list[dict[str, Any]]:
+        """Each combination of the values, in the order of the file."""
+        varied = {key: getattr(self.vary, key) for key in Vary.model_fields if getattr(self.vary, key)}
+        return [dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRun:
+    """One run of a sweep.
+
+    Attributes:
+        number: from 1.
+        setting: number of its setting, from 1.
+        varied: what the setting is.
+        request: all of it.
+    """
+
+    number: int
+    setting: int
+    varied: Mapping[str, Any]
+    request: VirtualRequest
+
+    @property
+    def in_words(self) -> str:
+        """``learning_rate 0.5, clip_norm 1``."""
+        return setting_in_words(self.varied)
+
+
+def setting_in_words(varied: Mapping[str, Any]) -> str:
+    """What a setting is, for people."""
+    return ", ".join(
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in varied.items()
+    )
+
+
+def load_sweep(file: Path) -> SweepFile:
+    """Read a sweep; paths in it are relative to it.
+
+    Raises:
+        ConfigurationError: It is missing or invalid; the text names file, line, key and what was expected.
+    """
+    sweep = load_settings(file, SweepFile)
+    data = sweep.base.data
+    paths = {
+        name: settings.model_copy(update={"path": resolve(_as_written(settings.path), file).absolute()})
+        for name in ("train", "test")
+        if (settings := getattr(data, name)) is not None
+    }
+    base = sweep.base.model_copy(update={"data": data.model_copy(update=paths)}) if paths else sweep.base
+    if base.model is not None and base.model.endswith((".yaml", ".yml")):
+        base = base.model_copy(update={"model": str(resolve(Path(base.model), file).absolute())})
+    return sweep.model_copy(update={"base": base})
+
+
+def runs_of(sweep: SweepFile, file: Path) -> list[SweepRun]:
+    """All runs of a sweep.
+
+    Args:
+        sweep: As it was read.
+        file: Of it, for errors.
+
+    Raises:
+        ConfigurationError: A setting is impossible.
+    """
+    runs: list[SweepRun] = []
+    given = {key: getattr(sweep.base, key) for key in sweep.base.model_fields_set}
+    for place, varied in enumerate(sweep.settings(), start=1):
+        changes = {key: value for key, value in varied.items() if key != "lot"}
+        for seed in sweep.seeds:
+            try:
+                request = VirtualRequest.model_validate(given | changes | {"seed": seed})
+            except ValidationError as error:
+                problem = error.errors(include_url=False)[0]
+                raise ConfigurationError(
+                    f"{file}: setting {place} ({setting_in_words(varied)}): {complaint(problem)}."
+                ) from error
+            runs.append(SweepRun(len(runs) + 1, place, varied, request))
+    return runs
+
+
+def with_lot(request: VirtualRequest, lot: float, records_per_device: int, where: str) -> VirtualRequest:
+    """A request whose lots are expected to have so many records.
+
+    Args:
+        request: Without it.
+        lot: Expected records of a lot.
+        records_per_device: Of each device, as the data are split.
+        where: What names the setting, for an error.
+
+    Raises:
+        ConfigurationError: A device has fewer records.
+    """
+    if lot > records_per_device:
+        raise ConfigurationError(
+            f"{where}: a lot of {lot:g} records; expected at most {records_per_device}, as each device has."
+        )
+    return request.model_copy(update={"sampling_rate": lot / records_per_device})
+
+
+def _as_written(path: Path) -> Path:
+    """A path that was made absolute from the working directory, relative to that again."""
+    try:
+        return path.relative_to(Path.cwd())
+    except ValueError:
+        return path
