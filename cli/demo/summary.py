@@ -16,11 +16,7 @@ _WITH: Final = {"shuffler": " if nobody links fragments", "none": ", nobody trus
 def print_summary(results: dict[str, Any]) -> None:
     """Print the results of :func:`simulation.report.results.as_json` as a table."""
     privacy, fragments = results["privacy"], results["fragments"]
-    traffic, seconds, memory = (
-        results["bytes_per_device_round"],
-        results["seconds"],
-        results["peak_memory_mib"],
-    )
+    traffic, seconds = results["bytes_per_device_round"], results["seconds"]
     data, history = results["data"], results["baseline_accuracy_history"]
     baseline = _percent(results["baseline_accuracy"])
     if 0 < len(history) < results["rounds"]:
@@ -58,7 +54,7 @@ def print_summary(results: dict[str, Any]) -> None:
                 for column in privacy["columns"][1:]
                 if column["unit"] != "coordinate"
             ),
-            ["fragments pass through", "broker and mixer" if results["mixer"] else "broker"],
+            *_ways(results),
             [
                 "ledgers verified",
                 f"{sum(d['verified'] for d in privacy['ledgers'])} of {len(privacy['ledgers'])}",
@@ -74,11 +70,7 @@ def print_summary(results: dict[str, Any]) -> None:
                 "seconds, total / median round",
                 f"{seconds['total']:.1f} / {seconds['per_round_median'] or 0:.2f}",
             ],
-            [
-                "peak memory, agent / coordinator",
-                f"{_mib(memory['agent_max'])} / {_mib(memory['coordinator'])}",
-            ],
-            ["programs started again", str(results["restarts"])],
+            *_programs(results),
         ],
     )
     for sentence in results["minds"]:
@@ -87,6 +79,24 @@ def print_summary(results: dict[str, Any]) -> None:
     typer.echo(f"Records held out: {results['test_file']}")
     for command in results["predict"]:
         typer.echo(f"Try: {command}")
+
+
+def _ways(results: dict[str, Any]) -> list[list[str]]:
+    if results["virtual"]:
+        return [["devices are", "virtual; one ledger stands for all"]]
+    return [["fragments pass through", "broker and mixer" if results["mixer"] else "broker"]]
+
+
+def _programs(results: dict[str, Any]) -> list[list[str]]:
+    """What the programs of a fleet took; a virtual one has none."""
+    if results["virtual"]:
+        return []
+    memory = results["peak_memory_mib"]
+    shown = f"{_mib(memory['agent_max'])} / {_mib(memory['coordinator'])}"
+    return [
+        ["peak memory, agent / coordinator", shown],
+        ["programs started again", str(results["restarts"])],
+    ]
 
 
 def _percent(value: float | None) -> str:

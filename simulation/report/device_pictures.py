@@ -106,6 +106,15 @@ def ledgers_picture(record: RunRecord) -> Picture:
     if not record.is_private:
         gone = f"{counted(len(budgets), 'ledger')}: no budget is left, and no other job is admitted."
         return Picture("left", "No device has any privacy budget left", gone)
+    if record.is_virtual:
+        all_devices = counted(record.settings.devices, "virtual device")
+        return Picture(
+            "left",
+            f"Each device has {percent(_share_left(budgets[0]))} of the lifetime budget left",
+            f"One ledger stands for {all_devices}, which all pay the same: ε = "
+            f"{upwards(budgets[0].epsilon_spent)} spent of {plain(budgets[0].epsilon_total)} in "
+            f"{counted(budgets[0].charges, 'charge')}.",
+        )
     has, show = ("The device has", "shows") if len(budgets) == 1 else ("Devices have", "show")
     title = f"{has} {span(map(_share_left, budgets), percent)} of the lifetime budget left"
     charges = span((budget.charges for budget in budgets), "{:,.0f}".format)

@@ -16,6 +16,7 @@ from dpagent.wording import counted
 from simulation.presets import local_training_in_words
 from simulation.record import RunRecord
 from simulation.report.device_pictures import MAX_ROWS, arrivals_picture, ledgers_picture
+from simulation.report.drawing import Picture
 from simulation.report.linking import mixing_picture, who_could_link
 from simulation.report.notation import duration, factor, mebibytes, percent, plain, size
 from simulation.report.rendering import name_of, render, write_page
@@ -59,15 +60,10 @@ def render_report(record: RunRecord, directory: Path) -> str:
         pictures=[
             accuracy_picture(record),
             budget_picture(record),
-            arrivals_picture(record),
+            *([] if record.is_virtual else [arrivals_picture(record)]),
             *([mixing_picture(record)] if record.settings.mixer else []),
-            ledgers_picture(record),
-            trust_picture(
-                method,
-                record.settings.mechanism,
-                is_mixed=record.settings.mixer,
-                has_device_noise=record.settings.device_noise is not None,
-            ),
+            *([] if record.settings.insecure else [ledgers_picture(record)]),
+            *([] if record.is_virtual else [_trust(record)]),
         ],
         linking=who_could_link(record),
         round_rows=_round_rows(record),
@@ -98,6 +94,16 @@ def render_report(record: RunRecord, directory: Path) -> str:
         cap_effect=_cap_effect(record),
         model_file=name_of(record.layout.trained_model, directory),
         state_dir=name_of(record.layout.root, directory),
+    )
+
+
+def _trust(record: RunRecord) -> Picture:
+    settings = record.settings
+    return trust_picture(
+        method_named(settings.method),
+        settings.mechanism,
+        is_mixed=settings.mixer,
+        has_device_noise=settings.device_noise is not None,
     )
 
 
@@ -149,6 +155,12 @@ def _key_figures(record: RunRecord) -> list[_KeyFigure]:
             f"{size(record.bytes_up)} up",
             f"{size(record.bytes_down)} down; mean of a round",
         ),
+        *([] if record.is_virtual else _memory(record)),
+    ]
+
+
+def _memory(record: RunRecord) -> list[_KeyFigure]:
+    return [
         _KeyFigure(
             "Agent’s peak memory", mebibytes(record.notes.agent_peak_mib), "the largest of all devices"
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from simulation.record import RunRecord
@@ -14,6 +15,8 @@ def as_json(record: RunRecord) -> dict[str, Any]:
     """The run as a script reads it; the summary on the terminal shows the same figures."""
     settings, notes = record.settings, record.notes
     statement = settings.mechanism.job_statement(settings.epsilon, settings.delta)
+    if settings.insecure:
+        statement = replace(statement, epsilon=math.inf, delta=1.0, assumptions=(settings.insecure,))
     return {
         "dataset": settings.data.name,
         "data": {
@@ -29,6 +32,8 @@ def as_json(record: RunRecord) -> dict[str, Any]:
             "warning": record.outlook.warning,
         },
         "broker": notes.broker,
+        "virtual": record.is_virtual,
+        "insecure": settings.insecure or None,
         "mixer": settings.mixer,
         "minds": list(record.cautions),
         "guessing_accuracy": record.majority_class_accuracy,

@@ -27,7 +27,8 @@ from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.privacy.statement import Trust
 from dpagent.protocol.mixing import plan_digest
 from dpagent.protocol.task import RoundTask
-from simulation.settings import DataForm, RunSettings
+from simulation.settings import DataForm
+from simulation.virtual.settings import VirtualSettings
 
 _MAXIMUM_CHARGES: Final = 20_000
 
@@ -40,8 +41,8 @@ class VirtualLedger:
         state: An agent's.
     """
 
-    def __init__(self, settings: RunSettings, state: AgentState) -> None:
-        self._state, self._name = state, settings.data.name
+    def __init__(self, settings: VirtualSettings, state: AgentState) -> None:
+        self._state, self._name = state, settings.ledger_name
         self._nothing = _no_records(settings.form)
         self._limits = LimitSettings(
             messages_per_second=100.0,
@@ -75,7 +76,7 @@ class VirtualLedger:
 
 
 @contextmanager
-def opened_ledger(settings: RunSettings, state_dir: Path) -> Iterator[VirtualLedger]:
+def opened_ledger(settings: VirtualSettings, state_dir: Path) -> Iterator[VirtualLedger]:
     """The ledger of a run, begun if there is none.
 
     Raises:
@@ -90,14 +91,14 @@ def opened_ledger(settings: RunSettings, state_dir: Path) -> Iterator[VirtualLed
         yield VirtualLedger(settings, state)
 
 
-def _budgets(settings: RunSettings) -> dict[str, Budget]:
+def _budgets(settings: VirtualSettings) -> dict[str, Budget]:
     """What the job costs, in each account that it is charged to."""
     wanted = Budget(settings.epsilon, settings.delta)
     if settings.mechanism.trust is not Trust.COORDINATOR:
-        return {settings.data.name: wanted}
+        return {settings.ledger_name: wanted}
     return {
-        settings.data.name: Budget(settings.device_noise or settings.epsilon, settings.delta),
-        account_name(settings.data.name, Trust.COORDINATOR): wanted,
+        settings.ledger_name: Budget(settings.device_noise or settings.epsilon, settings.delta),
+        account_name(settings.ledger_name, Trust.COORDINATOR): wanted,
     }
 
 

@@ -75,7 +75,7 @@ def record_of(
     rounds = checkpoint.rounds
     counted, rejected = sum(each.counted for each in rounds), sum(each.rejected for each in rounds)
     sent = counted + rejected
-    account = account_name(settings.data.name, settings.mechanism.trust)
+    account = account_name(settings.ledger_name, settings.mechanism.trust)
     return RunRecord(
         settings=settings,
         notes=replace(notes, seconds=checkpoint.seconds, finished=checkpoint.is_over),

@@ -35,6 +35,12 @@ class VirtualSettings(RunSettings):
         seed = self.insecure_noise_seed
         return "" if seed is None else _INSECURE.format(seed=seed)
 
+    @property
+    def ledger_name(self) -> str:
+        """The ledger's name for the records; it says where nothing that it adds up holds."""
+        seed = self.insecure_noise_seed
+        return self.data.name if seed is None else f"{self.data.name}, insecure-noise-seed {seed}"
+
     @classmethod
     def of(cls, settings: RunSettings, request: VirtualRequest) -> VirtualSettings:
         """The settings of a virtual fleet that trains as a fleet of programs with ``settings`` does."""
