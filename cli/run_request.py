@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from cli.options.table import Given
-from dpagent.errors import ConfigurationError, DpagentError, ExitCode, UsageError
+from dpagent.errors import ConfigurationError, DpagentError, ExitCode, ParameterError, UsageError
 from dpagent.wording import named
 
 if TYPE_CHECKING:
@@ -133,6 +133,17 @@ def _require_effect(run: Given, request: Request) -> None:
     ):
         if run.values[setting] is not None and not has_effect:
             raise excluded(setting, f"{why}. Leave it out.")
+
+
+def require_whole(option: str, value: int, most: int) -> None:
+    """Refuse a number that is below 1, or above ``most``.
+
+    Raises:
+        ParameterError: Naming the option.
+    """
+    if not 1 <= value <= most:
+        expected = "a number of at least 1" if value < 1 else f"a number of at most {most}"
+        raise ParameterError(f"{option}: got {value}; expected {expected}.")
 
 
 def excluded(setting: str, why: str) -> UsageError:

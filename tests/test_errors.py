@@ -36,7 +36,7 @@ def test_no_two_codes_mean_the_same() -> None:
 def test_codes_are_never_changed() -> None:
     assert {code.name: code.value for code in ExitCode} == {
         "OK": 0, "INTERNAL": 1, "USAGE": 2, "CONFIGURATION": 3, "DATA": 4, "LEDGER": 5, "BROKER": 6,
-        "STATE_IN_USE": 7, "STORAGE": 8, "PLAN": 9, "CHILD": 10, "INTERRUPTED": 130,
+        "STATE_IN_USE": 7, "STORAGE": 8, "PLAN": 9, "CHILD": 10, "CLUSTER": 11, "INTERRUPTED": 130,
     }  # fmt: skip
 
 

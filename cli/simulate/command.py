@@ -9,13 +9,14 @@ import typer
 from cli.options.rows import CLUSTER, DATA, OUTPUT, SIMULATION
 from cli.options.table import Given, with_options
 from cli.output import write_json
-from cli.run_request import command_line, places_of, request_of, stops_with
+from cli.run_request import command_line, places_of, request_of, require_whole, stops_with
 from dpagent.errors import LedgerError, UsageError
 from dpagent.wording import named
 
 if TYPE_CHECKING:
     from simulation.virtual.cluster import ClusterRequest
 
+_MOST_CORES = 4096
 _OUTPUT = OUTPUT.with_default("state_dir", "dpagent-simulation/DATE-TIME-PID")
 
 
@@ -66,8 +67,8 @@ def cluster_of(given: Given) -> ClusterRequest:
     address, cores = given.values["address"], given.values["cores"]
     if address is not None and cores is not None:
         raise UsageError(f"{named('cores')}: a cluster has its own. Give it, or {named('address')}.")
-    if cores is not None and not 1 <= cores <= 4096:
-        raise UsageError(f"{named('cores')}: got {cores}; expected a number from 1 to 4096.")
+    if cores is not None:
+        require_whole(named("cores"), cores, _MOST_CORES)
     if address is not None and not address.rpartition(":")[2].isdigit():
         raise UsageError(
             f"{named('address')}: got {address!r}; expected HOST:PORT of a Ray cluster's head node."

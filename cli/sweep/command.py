@@ -12,7 +12,7 @@ from cli.commands import Commands
 from cli.options.rows import CLUSTER, SWEEP_OUTPUT
 from cli.options.table import Given, with_options
 from cli.output import write_json
-from cli.run_request import places_of, stops_with
+from cli.run_request import places_of, require_whole, stops_with
 from cli.simulate.command import cluster_of
 from cli.tables import print_table
 from dpagent.errors import ConfigurationError, UsageError
@@ -90,11 +90,14 @@ def job(
     replace: Annotated[bool, typer.Option("--replace", help="Write over a file that is there.")] = False,
 ) -> None:
     """Write the job of a sweep's best setting, or of another one, for `dpagent coordinator job add`."""
+    from simulation.sweep.file import MOST_RUNS
     from simulation.sweep.job_file import write_job_file
     from simulation.sweep.kept import kept_outcomes
     from simulation.sweep.ranking import ranked
     from simulation.sweep.sweep import settings_of
 
+    if setting is not None:
+        require_whole("--setting", setting, MOST_RUNS)
     settings = ranked(kept_outcomes(directory))
     chosen = settings[0] if setting is None else next((s for s in settings if s.number == setting), None)
     if chosen is None:

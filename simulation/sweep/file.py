@@ -204,7 +204,8 @@ def with_lot(request: VirtualRequest, lot: float, records_per_device: int, where
     """
     if lot > records_per_device:
         raise ConfigurationError(
-            f"{where}: a lot of {lot:g} records; expected at most {records_per_device}, as each device has."
+            f"{where}: a lot of {counted(lot, 'record')}; expected at most {records_per_device}, as each "
+            "device has."
         )
     return request.model_copy(update={"sampling_rate": lot / records_per_device})
 

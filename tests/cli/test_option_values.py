@@ -22,6 +22,9 @@ OF_THE_LIBRARY = re.compile(
 
 WITH = {
     ("demo",): ["--data-dir", "nowhere", "--state-dir", "none"],
+    ("simulate",): ["--data-dir", "nowhere", "--state-dir", "none"],
+    ("sweep", "run"): ["nowhere.yaml"],
+    ("sweep", "job"): ["nowhere", "--output", "job.yaml"],
     ("predict",): ["model.onnx", "nowhere"],
     ("data", "check"): ["nowhere"],
     ("model", "show"): ["digits"],
@@ -73,6 +76,8 @@ def refused(path: tuple[str, ...], name: str, value: str, folder: Path) -> tuple
 
 
 def _required(path: tuple[str, ...]) -> list[str]:
+    if path[0] == "sweep":
+        return []
     return ["--config", "nowhere.yaml"] if path[-1] in ("run", "key", "status") else []
 
 

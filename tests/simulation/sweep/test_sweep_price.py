@@ -1,0 +1,66 @@
+"""What looking at a sweep costs private records, against compositions by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from dpagent.learning.models.built_ins import built_in
+from dpagent.privacy.accounting.choice import priced
+from dpagent.privacy.events import SelfComposedEvent
+from dpagent.privacy.statement import Trust, Unit
+from simulation.choices import settle
+from simulation.programs.configurations import fleet_settings
+from simulation.request import Request
+from simulation.settings import DataForm
+from simulation.sweep.price import RunEvents, events_of, price_of
+
+DIGITS = DataForm(1437, 360, (8, 8, 1), 10)
+RECORD, DEVICE = (Unit.RECORD, Trust.NONE), (Unit.DEVICE, Trust.COORDINATOR)
+
+
+def run(seed: int = 0, **changes: Any) -> RunEvents:
+    request = Request(**{"devices": 5, "rounds": 10, "epsilon": 2.0, "model": "digits", **changes})
+    settings, _ = settle(request, DIGITS, "digits", built_in("digits"))
+    return events_of(fleet_settings(settings), built_in("digits"), (settings.devices, seed))
+
+
+def test_one_run_costs_its_target() -> None:
+    (price,) = price_of([run()])
+    assert price.scope == RECORD
+    assert price.epsilon == pytest.approx(2.0, rel=1e-3)
+    assert price.delta == 1e-5
+    assert price.best_alone == {}
+
+
+def test_several_runs_cost_what_their_events_compose_to_whatever_was_varied() -> None:
+    runs = [run(learning_rate=0.5), run(learning_rate=2.0), run(clip_norm=0.1), run(1), run(devices=7)]
+    (price,) = price_of(runs)
+    together = [SelfComposedEvent(event, 5) for event in runs[0].events[RECORD]]
+    assert price.epsilon == pytest.approx(priced(together, 1e-5)[1], rel=1e-3)
+    assert 2.0 < price.epsilon < 5 * 2.0
+    assert price.best_alone.keys() == {"logarithmic", "geometric", "Poisson"}
+    assert 2.0 < price.best_alone["logarithmic"] < price.best_alone["geometric"]
+    many = price_of([run()] * 20)[0]
+    assert many.best_alone["logarithmic"] < many.epsilon / 2
+
+
+def test_units_are_never_added_and_what_has_no_bound_says_so() -> None:
+    record, device = price_of([run(), run(method="central", epsilon=8.0)])
+    assert (record.scope, device.scope) == (RECORD, DEVICE)
+    assert math.isinf(record.epsilon)
+    assert math.isinf(device.epsilon)
+    alike = [run(method="central", epsilon=8.0, learning_rate=rate) for rate in (0.5, 1.0)]
+    (device,) = price_of(alike)
+    assert 8.0 < device.epsilon < 16.0
+    # A device of another deal holds other records.
+    assert math.isinf(price_of([*alike, run(1, method="central", epsilon=8.0)])[0].epsilon)
+
+
+def test_jobs_that_reserve_their_budget_whole_add_up() -> None:
+    bounded = {"method": "incrementing", "noise": "laplace", "cap": "bounded", "rounds": 2}
+    (price,) = price_of([run(**bounded, epsilon=epsilon) for epsilon in (20.0, 30.0)])
+    assert price.epsilon == pytest.approx(50.0)
+    assert price.delta >= 1e-5
