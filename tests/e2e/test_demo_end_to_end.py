@@ -17,11 +17,12 @@ from typing import Any
 
 import commands
 import pytest
+from children import PATIENCE_S
 
 from coordinator.reader import StoreReader
 from dpagent.errors import StorageError
 
-DEVICES, ROUNDS, FRAGMENTS = 3, 5, 16
+DEVICES, ROUNDS, FRAGMENTS = 2, 3, 16
 MNIST = Path(__file__).parents[3] / "shared" / "data" / "mnist"
 HAS_MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is not None
 
@@ -57,7 +58,7 @@ def processes_of(state_dir: Path) -> dict[int, str]:
     return found
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout: float = 90) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout: float = PATIENCE_S) -> Any:
     until = time.monotonic() + timeout
     while time.monotonic() < until:
         if result := condition():
@@ -81,7 +82,7 @@ def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for child in children:
         if child.poll() is None:
             child.terminate()
-            child.communicate(timeout=60)
+            child.communicate(timeout=PATIENCE_S)
 
 
 def rounds_closed(state_dir: Path) -> int:
@@ -177,9 +178,9 @@ def test_demo_trains_and_accounts(tmp_path: Path, broker: str) -> None:
     assert privacy["noise_multipliers"] == sorted(privacy["noise_multipliers"], reverse=True)
     assert results["model"]["parameters"] == 9930
     assert results["baseline_accuracy"] == results["baseline_accuracy_history"][-1]
-    # Some 5.5 bits a parameter up, and a byte down with its scale, besides plan and receipts.
+    # Some 5.5 bits a parameter up; a byte down with its scale, besides plans, receipts and, once, a graph.
     assert 9930 / 2 < results["bytes_per_device_round"]["up"] < 9930
-    assert 9930 < results["bytes_per_device_round"]["down"] < 4 * 9930
+    assert 9930 < results["bytes_per_device_round"]["down"] < 6 * 9930
     assert results["peak_memory_mib"]["agent_max"] > 20
     # The summary is of the same figures.
     assert f"{results['accuracy']:.2%}" in run.stdout
@@ -251,7 +252,7 @@ def test_stopped_demo_leaves_nothing_behind_and_goes_on(
     demo = started("--no-baseline")
     wait_for(lambda: rounds_closed(state_dir) >= 1, "closed round")
     demo.send_signal(number)
-    _, err = demo.communicate(timeout=60)
+    _, err = demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 130
     assert "Traceback" not in err
     assert str(state_dir) in err.splitlines()[-1]
@@ -282,12 +283,12 @@ def test_demo_through_a_mixer_survives_its_end_and_goes_on_after_ctrl_c(
     closed = rounds_closed(state_dir)
     wait_for(lambda: rounds_closed(state_dir) > min(closed, ROUNDS - 2), "closed round through it")
     demo.send_signal(signal.SIGINT)
-    _, err = demo.communicate(timeout=60)
+    _, err = demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 130, err
     assert not processes_of(state_dir)
     key = (state_dir / "mixer" / "keys" / "mixer.key").read_bytes()
     other = started("--no-baseline")
-    _, err = other.communicate(timeout=60)
+    _, err = other.communicate(timeout=PATIENCE_S)
     assert other.returncode == 3
     assert "`--mixer` was" in err
     again = started("--mixer", "--no-baseline")
@@ -323,8 +324,8 @@ def test_sigkilled_demo_takes_its_programs_with_it(
     demo = started()
     wait_for(lambda: rounds_closed(state_dir) >= 1, "closed round")
     demo.kill()
-    demo.communicate(timeout=30)
-    wait_for(lambda: not processes_of(state_dir), "end of all programs", timeout=30)
+    demo.communicate(timeout=PATIENCE_S)
+    wait_for(lambda: not processes_of(state_dir), "end of all programs", timeout=PATIENCE_S)
 
 
 @pytest.mark.slow
@@ -344,7 +345,9 @@ def test_same_directory_with_other_options_is_refused(tmp_path: Path) -> None:
     state_dir = tmp_path / "demo"
     state_dir.mkdir()
     (state_dir / "something").write_text("of somebody's")
-    run = subprocess.run(demo_command(state_dir), capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(
+        demo_command(state_dir), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert run.returncode == 3
     assert "not empty" in run.stderr
 
@@ -360,7 +363,7 @@ def test_a_mistyped_first_start_does_not_spoil_the_directory_nor_does_where_one_
         [*command, "--dataset", "mnist"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
         cwd=tmp_path,
     )
@@ -456,7 +459,7 @@ def test_methods_are_compared_and_a_second_start_trains_nothing(tmp_path: Path) 
     assert results["ldp-fl"]["data"] == results["dp-sgd"]["data"]
     assert "no bound" in first.stdout
     assert not processes_of(tmp_path / "demo")
-    again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert again.returncode == 0, again.stderr
     assert again.stderr.count("nothing is trained") == 2
     assert again.stdout == first.stdout
