@@ -8,7 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-PATIENCE_S = 20.0
+PATIENCE_S = 90.0
+"""For what has to come. A machine that is busy is no finding."""
 _TAIL = 1_500
 _watched: list[Child] = []
 
@@ -23,7 +24,7 @@ class Child:
             self.process = subprocess.Popen(self._command, stdout=stream, stderr=stream)
         _watched.append(self)
 
-    def wait(self, patience_s: float = 60.0) -> int:
+    def wait(self, patience_s: float = PATIENCE_S) -> int:
         """The exit code."""
         try:
             code = self.process.wait(patience_s)

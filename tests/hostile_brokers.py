@@ -6,7 +6,8 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-PATIENCE_S = 20.0
+from children import PATIENCE_S
+
 PUBLISH_QOS_1, PUBACK = 0x32, 0x40
 LONGEST = (1 << 28) - 1
 """Most bytes after a fixed header: 256 MB."""

@@ -27,6 +27,7 @@ from typing import Any
 import hostile_files as hostile
 import pytest
 from brokers import wait_until
+from children import PATIENCE_S
 from devices import KEY, WEIGHTS, started_trainer
 from fleets import make_plan, terms, write_agent
 from pictures import folder_of, write
@@ -37,7 +38,6 @@ from agent.rows import RowStore
 from agent.settings import load_agent_settings
 from agent.worker import Order, Worker
 
-PATIENCE_S = 60.0
 PICTURE: dict[str, Any] = {"width": 8, "height": 8, "channels": 1}
 ORDER = Order(make_plan(**terms(rate=1.0)), WEIGHTS, {})
 

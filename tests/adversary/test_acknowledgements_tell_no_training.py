@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from brokers import wait_until
+from children import PATIENCE_S
 from fleets import DIGITS, make_plan, run_agent, terms, write_agent
 from numpy.typing import NDArray
 from scipy import stats
@@ -60,7 +61,7 @@ def device(directory: Path, records: int) -> Iterator[TimingBroker]:
         inputs = generator.random((records, 8, 8, 1), np.float32)
         save_npz(directory / "data.npz", ArrayDataset(inputs, generator.integers(0, 10, records), 10))
         with run_agent(file):
-            assert broker.is_subscribed.wait(20)
+            assert broker.is_subscribed.wait(PATIENCE_S)
             yield broker
 
 

@@ -20,7 +20,6 @@ from typing import Any
 import hostile_files as hostile
 import pytest
 from brokers import Broker, wait_until
-from children import PATIENCE_S
 from fleets import DIGITS, make_plan, run_agent, write_agent
 from neighbours import look_again, opened_by_a_board
 from observers import Announcer, in_an_hour
@@ -136,7 +135,7 @@ def test_pictures_that_end_their_decoder_end_neither_the_agent_nor_a_round(scene
     state = scene.file.parent / "state"
     index, found = state / "records.index", state / "records.found"
     with run_agent(scene.file) as agent:
-        wait_until(lambda: "connected to" in agent.said(), "the start", 3 * PATIENCE_S)
+        wait_until(lambda: "connected to" in agent.said(), "the start")
         for name, reason in (
             ("3/slow.jpg", "decoding it takes more than 1 s of processor time"),
             ("4/large.jpg", ""),
@@ -148,7 +147,7 @@ def test_pictures_that_end_their_decoder_end_neither_the_agent_nor_a_round(scene
         write(scene.root / "6" / "later.jpg", hostile.slow_jpeg())
         for number in (1, 2):
             scene.round(number)
-        wait_until(found.exists, "the look", 3 * PATIENCE_S)
+        wait_until(found.exists, "the look")
         assert b"6/later.jpg: decoding it takes more" in found.read_bytes()
         scene.round(3)
         assert agent.stop() == 0

@@ -117,18 +117,18 @@ def test_an_agent_whose_disk_has_had_enough_waits_for_the_next_day_also_after_a_
     write(tree, 0)
     with agent():
         announcer.announce(plan_for(fleet))
-        wait_until(lambda: charges(file), "the first round", 60.0)
+        wait_until(lambda: charges(file), "the first round")
         write(tree, 2 * MIB)
     with agent():
         # Of another job, since no receipt has come for the first round of this one.
         announcer.announce(plan_for(fleet, job=b"k" * 16, deadline=clock.unix() + 30 * DAY_S))
         offer = f"SELECT 1 FROM rounds WHERE job = '{(b'k' * 16).hex()}'"
-        wait_until(lambda: rows(file, offer), "the second round's offer", 60.0)
+        wait_until(lambda: rows(file, offer), "the second round's offer")
         for _ in range(20):
             clock.advance(5.0)
         assert len(charges(file)) == 1
         clock.advance(DAY_S)
-        wait_until(lambda: len(charges(file)) == 2, "the second round, a day later", 60.0)
+        wait_until(lambda: len(charges(file)) == 2, "the second round, a day later")
 
 
 @pytest.mark.parametrize("name", profile_names())

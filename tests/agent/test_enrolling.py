@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from children import PATIENCE_S
 from cryptography.hazmat.primitives.asymmetric import ec
 from members import certified, new_authority, written
 
@@ -49,7 +50,7 @@ def played(authority: Authority, directory: Path, answer: Answer) -> Iterator[In
                     plain, _ = server.accept()
                 except TimeoutError:
                     continue
-                plain.settimeout(20)
+                plain.settimeout(PATIENCE_S)
                 try:
                     with context.wrap_socket(plain, server_side=True) as connection:
                         asked = request(connection)
@@ -66,7 +67,7 @@ def played(authority: Authority, directory: Path, answer: Answer) -> Iterator[In
             yield Invitation("127.0.0.1", server.getsockname()[1], authority.fingerprint, new_secret())
         finally:
             stopping.set()
-            thread.join(20)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
 

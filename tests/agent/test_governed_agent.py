@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from boards import BoardTree
 from brokers import Broker, wait_until
-from children import Child
+from children import PATIENCE_S, Child
 from fleets import write_agent
 from lone_agents import BLOCKS, charges, ids, plan_for, rows, state_of
 from observers import Announcer
@@ -82,7 +82,7 @@ def long_plan(fleet: str) -> Plan:
 
 def until_it_trains(agent: Governed, file: Path) -> int:
     """The training process, once its round is charged and it computes."""
-    wait_until(lambda: charges(file), "the charge", 90.0)
+    wait_until(lambda: charges(file), "the charge")
     group = agent.training
     spent = ticks(group)
     wait_until(lambda: ticks(group) > spent, "it to compute")
@@ -110,13 +110,13 @@ def test_an_agent_waits_pauses_goes_on_and_finishes(
         manager.setblocking(False)
         while _said(manager):
             pass
-        manager.settimeout(20.0)
+        manager.settimeout(PATIENCE_S)
         heard = [_said(manager) for _ in range(10)]
         assert b"WATCHDOG=1" in heard, "the agent goes on, and its watchdog is fed"
         assert (states(group), ticks(group)) == ({"T"}, spent)
         assert rows(file, "SELECT state FROM rounds") == [("charged",)]
         tree.heat(COOL)
-        wait_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 60.0)
+        wait_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments")
         assert agent.stop() == ExitCode.OK
     assert len(charges(file)) == 1
     assert verify(state_of(file)).charges == 1
@@ -149,7 +149,7 @@ def test_an_agent_that_ends_in_a_pause_leaves_nothing_behind_and_goes_on_from_it
     assert rows(file, "SELECT state FROM rounds") == [("charged",)]
     tree.heat(COOL)
     with Governed(file, tree) as agent:
-        wait_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 60.0)
+        wait_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments")
         assert agent.stop() == ExitCode.OK
     assert len(charges(file)) == 1
     assert verify(state_of(file)).charges == 1

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from brokers import wait_until
+from children import PATIENCE_S
 from devices import KEY, WEIGHTS, started_trainer
 from fleets import DIGITS, make_task, published_plan, report_plan, terms, update_plan, write_agent
 from numpy.typing import NDArray
@@ -97,13 +98,13 @@ def test_a_training_process_that_is_ended_fails_the_rehearsal(tmp_path: Path) ->
     worker = Worker(settings, load_profile("generic-x86-64"))
     order = Order(make_task(**terms(rate=0.5)).plan, WEIGHTS, {}, is_rehearsal=True)
     try:
-        worker.prepare(order).result(30.0)
-        assert np.ptp(worker.update().result(30.0).values) > 0
-        worker.prepare(order).result(30.0)
+        worker.prepare(order).result(PATIENCE_S)
+        assert np.ptp(worker.update().result(PATIENCE_S).values) > 0
+        worker.prepare(order).result(PATIENCE_S)
         assert worker._running is not None
         worker._running._process.kill()
         wait_until(lambda: worker._running is not None and worker._running.is_over, "the end")
         with pytest.raises(WorkerError, match="signal 9"):
-            worker.update().result(30.0)
+            worker.update().result(PATIENCE_S)
     finally:
         worker.end()

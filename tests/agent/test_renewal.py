@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from brokers import wait_until
+from children import PATIENCE_S
 from clocks import MovableClock
 from fleets import agent_values
 from members import certified, new_authority, written
@@ -43,7 +44,7 @@ def test_it_asks_when_a_third_is_left_and_waits_for_no_answer(
 
     def slow(*_: object) -> bytes:
         asked.set()
-        assert answers.wait(20)
+        assert answers.wait(PATIENCE_S)
         return b"the next"
 
     monkeypatch.setattr(agent.enrolling, "renew", slow)
@@ -57,7 +58,7 @@ def test_it_asks_when_a_third_is_left_and_waits_for_no_answer(
     assert not asked.wait(0.2)
     clock.advance(2 * 3600)
     renewal.tend()
-    assert asked.wait(20)
+    assert asked.wait(PATIENCE_S)
     clock.advance(2 * 3600)
     renewal.tend()  # One at a time.
     answers.set()

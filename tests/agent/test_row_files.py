@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from children import PATIENCE_S
 from pictures import encoded, folder_of, noise, write
 from row_boards import Board, contents, expected, named, pictures
 
@@ -267,9 +268,9 @@ def test_of_two_who_write_one_waits_until_the_other_is_done(tmp_path: Path) -> N
     other = threading.Thread(target=second)
     with board.store.writing():
         other.start()
-        assert began.wait(10)
+        assert began.wait(PATIENCE_S)
         assert not entered.wait(0.2)
-    other.join(10)
+    other.join(PATIENCE_S)
     assert entered.is_set()
 
 

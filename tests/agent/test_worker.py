@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from brokers import wait_until
+from children import PATIENCE_S
 from devices import KEY, WEIGHTS
 from fleets import DIGITS, make_plan, terms, write_agent
 from neighbours import decode_here
@@ -26,7 +27,6 @@ from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
 
-PATIENCE_S = 30.0
 PLAN = make_plan(**terms(rate=1.0))
 
 
@@ -177,7 +177,7 @@ def test_one_that_hangs_up_has_a_moment_to_end_by_itself(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("agent.worker._PROGRAM", "hangs_up")
     with pytest.raises(WorkerError, match=f"the training process ended: {how}"):
-        worker.prepare(order()).result(10.0)
+        worker.prepare(order()).result(PATIENCE_S)
 
 
 def test_one_that_reads_nothing_keeps_the_agent_from_nothing(worker: Worker) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from children import PATIENCE_S
 from commands import Result, command_line, dpagent, dpagent_process
 
 from dpagent.learning.models.built_ins import built_in
@@ -162,7 +163,7 @@ def test_whatever_ends_it_no_child_is_left(number: signal.Signals) -> None:
         time.sleep(0.5)
         assert any(map(is_alive, children))
         process.send_signal(number)
-        _, complaint = process.communicate(timeout=30)
+        _, complaint = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
         process.wait()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from children import PATIENCE_S
 from commands import Result, command_line, dpagent
 from fleets import agent_values, fleet_values
 
@@ -224,7 +225,7 @@ def test_a_daemon_runs_with_what_stands_over_its_file_and_says_so(here: Path, da
         assert line, said
         said += line
     child.send_signal(signal.SIGTERM)
-    _, rest = child.communicate(timeout=30)
+    _, rest = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 0, said + rest
     assert f"configuration {name}, DPAGENT_MQTT__KEEPALIVE_S, DPAGENT_MQTT__URL, --set mqtt.url" in said
     assert "127.0.0.1:1" in said

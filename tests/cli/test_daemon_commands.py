@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import yaml
 from brokers import wait_until
+from children import PATIENCE_S
 from commands import command_line, dpagent
 from pictures import folder_of
 from stores import begin_job
@@ -166,13 +167,13 @@ def test_an_agent_that_is_stopped_while_it_decodes_leaves_no_process_behind(
     agent = subprocess.Popen(command_line("run", "--config", str(file)), stderr=subprocess.PIPE, text=True)
     children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
     try:
-        wait_until(lambda: len(members(int(children.read_text() or -1))) == 2, "a fork that decodes", 60)
+        wait_until(lambda: len(members(int(children.read_text() or -1))) == 2, "a fork that decodes")
         group = int(children.read_text())
         agent.send_signal(number)
-        _, said = agent.communicate(timeout=20)
+        _, said = agent.communicate(timeout=PATIENCE_S)
     finally:
         agent.kill()
-    wait_until(lambda: not members(group), "the end of what decodes", 10)
+    wait_until(lambda: not members(group), "the end of what decodes")
     assert agent.returncode == code, said
     assert "Traceback" not in said
 
@@ -198,7 +199,7 @@ def test_daemons_keep_trying_and_stop_when_told(
     while "no broker answers" not in said and time.monotonic() < until and child.poll() is None:
         said += child.stderr.readline()
     child.send_signal(number)
-    _, rest = child.communicate(timeout=30)
+    _, rest = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == code, said + rest
     assert "reconnecting" in said
     assert "Traceback" not in said + rest
@@ -226,7 +227,7 @@ def test_budget_of_a_fresh_agent(tmp_path: Path) -> None:
     # Beside the running agent: reading needs no lock.
     shown = dpagent("budget", "show", "--state-dir", str(tmp_path / "state"))
     child.terminate()
-    child.communicate(timeout=30)
+    child.communicate(timeout=PATIENCE_S)
     assert shown.returncode == 0, shown.stderr
     assert "numbers" in shown.stdout
     exported = dpagent("budget", "export", "--state-dir", str(tmp_path / "state"))

@@ -308,7 +308,7 @@ def test_the_pack_of_a_whole_job_is_that_of_a_neighbour(tmp_path: Path, mosquitt
         try:
             assert coordinator.wait(240.0) == 0
             for agent in agents:
-                wait_until(partial(has_the_model, agent), "the model", 60.0)
+                wait_until(partial(has_the_model, agent), "the model")
             packs = [
                 pack(file, file.parent / "pack", "--broker", "--log", file.with_suffix(".log"))
                 for file in files

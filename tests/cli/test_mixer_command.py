@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from brokers import wait_until
+from children import PATIENCE_S
 from commands import command_line, dpagent
 from mixers import key_of, write_mixer
 
@@ -62,6 +63,6 @@ def test_without_a_broker_it_waits_and_ends_by_a_signal(
             wait_until(lambda: "reconnecting" in log.read_text(), "an attempt to connect")
             second = dpagent("mixer", "run", "--config", str(file))
             process.send_signal(number)
-            assert process.wait(20) == code
+            assert process.wait(PATIENCE_S) == code
     assert second.returncode == 7
     assert "in use" in second.stderr

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from brokers import Broker, wait_until
+from children import PATIENCE_S
 from clocks import MovableClock
 from commands import Result, command_line, dpagent, dpagent_process
 from daemons import agent_thread, attentive_daemons
@@ -138,7 +139,7 @@ def test_a_round_is_seen_from_its_plan_to_its_receipts(announcer: Announcer, boa
 
 def test_an_agent_that_was_killed_is_not_said_to_run(board: Path, announcer: Announcer) -> None:
     with run_agent(board) as agent:
-        wait_until(lambda: says(board, "agent", "runs, connected"), "the agent", 40.0)
+        wait_until(lambda: says(board, "agent", "runs, connected"), "the agent")
         before = values(board)["status"]
         assert before["program"]["pid"] == agent.process.pid
         assert values(board)["readings"]["agent_mib"] > 10
@@ -274,7 +275,7 @@ def test_it_goes_on_until_it_is_interrupted_and_a_pipe_gets_a_line_a_change(
             assert agent.stop() == ExitCode.OK
         assert "stopped" in watch.stdout.readline()
         watch.send_signal(signal.SIGINT)
-        assert watch.wait(20) == ExitCode.OK
+        assert watch.wait(PATIENCE_S) == ExitCode.OK
         rest, errors = watch.communicate()
         assert (rest, errors) == ("", "")
     assert len(seen) == len({line[25:] for line in seen}), "no line is said twice"
@@ -285,7 +286,7 @@ def test_with_json_it_writes_an_object_a_line(board: Path) -> None:
         assert watch.stdout is not None
         assert json.loads(watch.stdout.readline())["runs"] is False
         watch.send_signal(signal.SIGTERM)
-        assert watch.wait(20) == ExitCode.OK
+        assert watch.wait(PATIENCE_S) == ExitCode.OK
 
 
 def test_on_a_terminal_it_redraws_and_ends_with_0(board: Path) -> None:
@@ -298,7 +299,7 @@ def test_on_a_terminal_it_redraws_and_ends_with_0(board: Path) -> None:
         while b"model" not in said:
             said += os.read(first, 65_536)
         watch.send_signal(signal.SIGINT)
-        assert watch.wait(20) == ExitCode.OK
+        assert watch.wait(PATIENCE_S) == ExitCode.OK
     os.close(first)
     assert b"none has run here" in said
     assert b"Traceback" not in said

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from children import PATIENCE_S
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -159,7 +160,7 @@ def test_who_stands_between_with_the_right_authority_and_no_key_of_it_gets_no_se
         fooled = Invitation("127.0.0.1", server.getsockname()[1], invitation.authority, invitation.secret)
         with pytest.raises(ConfigurationError, match="did not issue"):
             enrol(fooled, new_key())
-        thread.join(20)
+        thread.join(PATIENCE_S)
     assert base64_of(invitation.secret).encode() not in heard
 
 
@@ -315,7 +316,7 @@ def test_who_is_slow_or_silent_is_cut_and_keeps_nobody_out(fleet: EnrolmentFleet
         time.sleep(0.2)
     assert len(ended) == len(slow)
     for each in silent:
-        each.settimeout(20)
+        each.settimeout(PATIENCE_S)
         with contextlib.suppress(ConnectionResetError):
             assert each.recv(1) == b""
     for each in (*silent, *slow):

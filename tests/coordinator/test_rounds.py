@@ -128,8 +128,10 @@ def test_a_job_runs_to_its_end_whatever_strangers_send(tmp_path: Path, mosquitto
         assert [record.fragments for record in rounds] == [2 * fleet.blocks] * 2
         assert all(record.closed_at is not None and record.accuracy is not None for record in rounds)
         assert rounds[-1].epsilon == pytest.approx(4.0, rel=1e-3)
-        assert {k: value for k, value in counters.items() if k not in ("duplicates", "late")} == expected
-        assert counters["duplicates"] + counters.get("late", 0) >= replayed
+        # What comes again may come after its round, or after the job.
+        again = sum(counters.pop(key, 0) for key in ("duplicates", "late", "rejected: no open round"))
+        assert counters == expected
+        assert again >= replayed
 
         # Exactly what the broker carried, added up by other code, is the model: bit by bit.
         assert fleet.model().tobytes() == fleet.replayed_model(observer).tobytes()

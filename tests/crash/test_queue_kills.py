@@ -87,7 +87,7 @@ class QueueUnderFire:
             arguments = ["coordinator", "job", *words, "--config", str(self.file)]
             fault = None if point is None else Fault(point)
             self._launcher.start("command", arguments, self.directory / "command.log", fault)
-            wait_until(lambda: not self._launcher.runs("command"), "the end of a command", 60.0)
+            wait_until(lambda: not self._launcher.runs("command"), "the end of a command")
             for name, code in self._launcher.ended():
                 assert name == "command", f"{name} ended with {code}"
                 if code == -signal.SIGKILL:

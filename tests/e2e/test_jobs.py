@@ -79,7 +79,13 @@ class Job:
     """What a finished job left behind."""
 
     def __init__(
-        self, directory: Path, broker: Broker, *, trusted: Sequence[str] = (), **changes: Any
+        self,
+        directory: Path,
+        broker: Broker,
+        *,
+        trusted: Sequence[str] = (),
+        engine: str = "numpy",
+        **changes: Any,
     ) -> None:
         self.name = directory.name
         self.coordinator = directory / "coordinator"
@@ -100,6 +106,7 @@ class Job:
                 number,
                 fleet=self.name,
                 budget={"epsilon": 35.0},
+                engine=engine,
                 trusted_graphs=list(trusted),
                 data={"features_mib": 1},
                 model={"keep": "current"},
@@ -117,8 +124,11 @@ class Job:
             clock.advance_until(lambda: not coordinator.is_running, "the end of the job")
             assert coordinator.result is True
             self.models = [device / "state" / "model.onnx" for device in devices]
+            finished = (self.settings.directory_of(FIRST_JOB) / "model.onnx").read_bytes()
+            # Before it, a board may have the model of an open round there.
             clock.advance_until(
-                lambda: all(model.exists() for model in self.models), "the model on each board"
+                lambda: all(model.exists() and model.read_bytes() == finished for model in self.models),
+                "the finished model on each board",
             )
             for agent in (first, second):
                 assert agent.is_running
@@ -133,14 +143,11 @@ class Job:
         return OnnxEvaluator((self.settings.directory_of(FIRST_JOB) / "model.onnx").read_bytes())
 
     def require_sound(self) -> None:
-        """Every round charged, every ledger whole, every model there and able to look at a record."""
+        """Every round charged, every ledger whole, the model able to look at a record."""
         assert sorted(self.plans) == [1, 2, 3]
         for ledger in self.ledgers:
             assert [charge.round for charge in ledger.charges] == [1, 2, 3]
             assert ledger.charges[-1].cumulative_epsilon <= 35.0
-        assert {model.read_bytes() for model in self.models} == {
-            (self.settings.directory_of(FIRST_JOB) / "model.onnx").read_bytes()
-        }
         inputs, _ = digits(100, 110).batch(np.arange(10))
         assert np.isfinite(self.evaluator.logits(to_float32(inputs))).all()
 
@@ -266,7 +273,7 @@ def test_a_front_end_is_computed_on_the_board_and_exported(
         {"onnx": {"file": "pooling.onnx"}},
     ]
     digest = model_file(directory / "coordinator", stages)
-    job = Job(directory, mosquitto, trusted=[digest], model={"name": "mine.yaml"})
+    job = Job(directory, mosquitto, trusted=[digest], engine="auto", model={"name": "mine.yaml"})
     job.require_sound()
     description = cbor2.loads(job.plans[1].model.description)
     assert description["front_end"][1]["onnx"]["output_shape"] == [4, 4, 1]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from brokers import HURRIED, Broker, wait_for, wait_until
+from children import PATIENCE_S
 
 from dpagent.errors import BrokerError
 from dpagent.transport.events import Connected, Disconnected
@@ -52,11 +53,11 @@ def test_a_session_without_a_client_id_has_another_at_each_connection(new_broker
 def test_a_client_id_that_is_taken_is_a_sentence() -> None:
     """As a broker of MQTT 5 says it. (Mosquitto 2.0.11 closes without a word.)"""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(15)
+        server.settimeout(PATIENCE_S)
         with session_with(server, protocol="5") as session:
             connection, _ = server.accept()
             with connection:
-                connection.settimeout(15)
+                connection.settimeout(PATIENCE_S)
                 connection.recv(1_000)
                 connection.sendall(b"\x20\x03\0\0\0" + b"\xe0\x02\x8e\0")  # CONNACK; DISCONNECT 0x8E
                 with pytest.raises(BrokerError, match="the same client id"):
@@ -147,10 +148,10 @@ def test_a_slow_broker_is_reached_in_the_end() -> None:
 def test_what_was_published_before_a_loss_does_not_leave_in_a_burst_after_it() -> None:
     """Every connection starts with nothing queued: what is resent is for the caller to say."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(15)
+        server.settimeout(PATIENCE_S)
         with session_with(server, protocol="3.1.1") as session:
             connection, _ = server.accept()
-            connection.settimeout(15)
+            connection.settimeout(PATIENCE_S)
             connection.recv(1_000)
             connection.sendall(b"\x20\x02\x00\x00")
             wait_for(session, Connected)
@@ -170,7 +171,7 @@ def test_what_was_published_before_a_loss_does_not_leave_in_a_burst_after_it() -
                 return None
 
             with wait_until(accept, "the next connection") as again:
-                again.settimeout(15)
+                again.settimeout(PATIENCE_S)
                 again.recv(1_000)
                 again.sendall(b"\x20\x02\x00\x00")
                 wait_for(session, Connected)
@@ -192,7 +193,7 @@ def hang_up_on_version_5(session: MqttSession, port: int) -> None:
             return None
 
         with wait_until(accept, "the next attempt") as connection:
-            connection.settimeout(15)
+            connection.settimeout(PATIENCE_S)
             assert b"MQTT\x05" in connection.recv(1_000)
 
 

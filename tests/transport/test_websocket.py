@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from brokers import BrokerFactory, reserved_port, wait_for, wait_until
+from children import PATIENCE_S
 from cryptography.hazmat.primitives.asymmetric import ec
 from members import new_authority, written
 
@@ -80,7 +81,7 @@ def played(answer: Callable[[socket.socket, bytes], None]) -> Iterator[str]:
         def serves() -> None:
             connection, _ = server.accept()
             with connection:
-                connection.settimeout(20)
+                connection.settimeout(PATIENCE_S)
                 request = b""
                 while b"\r\n\r\n" not in request:
                     request += connection.recv(4_096)
@@ -94,7 +95,7 @@ def played(answer: Callable[[socket.socket, bytes], None]) -> Iterator[str]:
         thread = threading.Thread(target=serves)
         thread.start()
         yield f"ws://127.0.0.1:{server.getsockname()[1]}/mqtt"
-        thread.join(20)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from children import PATIENCE_S
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from learning.engines import onnx_engine
@@ -192,7 +193,7 @@ def test_the_processes_end_with_the_engine_and_keep_no_connection_open() -> None
     engine = ParallelEngine(single(), 3)
     added = processes_of(os.getpid())[-2:]
     ours.close()
-    theirs.settimeout(10)
+    theirs.settimeout(PATIENCE_S)
     assert theirs.recv(1) == b"", "a fork holds the other end"
     theirs.close()
     engine.close()
@@ -225,7 +226,7 @@ def test_the_processes_end_with_their_parent_however_it_ends(number: signal.Sign
     forks = processes_of(parent.pid)
     assert len(forks) == 2
     parent.send_signal(number)
-    parent.communicate(timeout=30)
+    parent.communicate(timeout=PATIENCE_S)
     for process in forks:
         until_gone(process)
 

@@ -11,6 +11,7 @@ import threading
 
 import numpy as np
 import pytest
+from children import PATIENCE_S
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError
@@ -120,14 +121,14 @@ def test_a_sample_does_not_wait_for_a_pool_being_filled() -> None:
         def sample(self, count: int) -> NDArray[np.int64]:
             if count > 50:
                 drawing.set()
-                assert go_on.wait(30)
+                assert go_on.wait(PATIENCE_S)
             return super().sample(count)
 
     pool = NoisePool(Slow())
     pool.prepare(10)
     filler = threading.Thread(target=pool.prepare, args=(100,))
     filler.start()
-    assert drawing.wait(30)
+    assert drawing.wait(PATIENCE_S)
     assert pool.sample(10).tolist() == list(range(1, 11))
     assert filler.is_alive()
     go_on.set()

@@ -19,7 +19,7 @@ def test_no_setting_of_the_environment_reaches_all_programs(
     command = [sys.executable, "-c", "import os; print(sorted(os.environ))"]
     with Supervisor(tmp_path) as fleet:
         fleet.start("program", command, may_end=True)
-        wait_until(lambda: fleet.has_ended("program"), "its end", 60)
+        wait_until(lambda: fleet.has_ended("program"), "its end")
     said = (tmp_path / "program.log").read_text()
     assert "'ANOTHER_VARIABLE'" in said
     assert "DPAGENT_" not in said
