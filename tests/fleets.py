@@ -280,8 +280,9 @@ def write_fleet(directory: Path, broker: Broker | None, **changes: Any) -> Path:
 
 
 def agent_values(broker: Broker | None, key: str, **changes: Any) -> dict[str, Any]:
+    """An ``agent.yaml``, for the engine that needs no trial: a trial takes longer than most tests."""
     base: dict[str, Any] = {
-        "fleet": "testers", "coordinator_key": key, "state_dir": "state",
+        "fleet": "testers", "coordinator_key": key, "state_dir": "state", "engine": "numpy",
         "data": {
             "name": "digits", "kind": "npz", "path": "data.npz", "classes": 10, "shape": [8, 8, 1],
             "dtype": "float32", "max_records": 60,

@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from children import PATIENCE_S
 from devices import KEY, started_trainer
 from fleets import (
     make_task,
@@ -137,7 +138,7 @@ def plan_for(model: Mapping[str, Any], **changes: Any) -> Plan:
 
 
 CASES = {
-    "views, three processes": Case(plan_with(16), MOST, {"engine": "numpy"}, processes=3),
+    "views, three processes": Case(plan_with(2), MOST, processes=3),
     "gradients": Case(make_task(**terms(rate=0.5, local_steps=2)).plan),
     "features": Case(plan_for(FRONT_END, wire={"block": 1_100}), changes={"data": {"features_mib": 4}}),
     "second moments": Case(
@@ -207,13 +208,13 @@ def test_training_takes_no_memory_that_the_process_did_not_have_before_the_charg
     model = b"" if not case.plan.model.parameters else weights_to_bytes(weights, case.plan.model.precision)
     with worker_for(tmp_path, case, int(share * case.most)) as worker:
         for _ in range(2):
-            worker.prepare(Order(case.plan, model, {})).result(60)
+            worker.prepare(Order(case.plan, model, {})).result(PATIENCE_S)
             assert worker._running is not None
             pid = worker._running._process.pid
             before = address_space_of(pid)
             _, hard = resource.prlimit(pid, resource.RLIMIT_AS)
             resource.prlimit(pid, resource.RLIMIT_AS, (before, hard))
-            update = worker.update().result(60)
+            update = worker.update().result(PATIENCE_S)
             assert update.failure is None
             resource.prlimit(pid, resource.RLIMIT_AS, (hard, hard))
 
@@ -230,10 +231,10 @@ def test_a_later_preparation_takes_no_memory_whatever_the_records_of_the_first_r
     weights = RoundTask.of(case.plan).spec.initial_weights(0)
     order = Order(case.plan, weights_to_bytes(weights, case.plan.model.precision), {})
     with worker_for(tmp_path, case, int(share * case.most), has_odd_label=has_odd_label) as worker:
-        worker.prepare(order).result(60)
+        worker.prepare(order).result(PATIENCE_S)
         assert worker._running is not None
         pid = worker._running._process.pid
         before = address_space_of(pid)
-        assert worker.update().result(60).failure is None
-        worker.prepare(order).result(60)
+        assert worker.update().result(PATIENCE_S).failure is None
+        worker.prepare(order).result(PATIENCE_S)
         assert address_space_of(pid) == before

@@ -71,7 +71,7 @@ def planned(directory: Path, *, rounds: int = 3, **privacy: Any) -> list[RoundTa
 
 def test_an_engine_that_clips_in_another_norm_is_not_taken(tmp_path: Path) -> None:
     """A device that has had a job in L2 makes another engine for one in L1, and back again."""
-    board = started_trainer(load_agent_settings(write_agent(tmp_path, None, KEY)))
+    board = started_trainer(load_agent_settings(write_agent(tmp_path, None, KEY, engine="auto")))
     graph = {"training-graph": build_training_graph(DIGITS)}
     for task in (make_task(), make_task(**laplace()), make_task()):
         engine = board.prepare(task, graph, WEIGHTS).engine

@@ -48,7 +48,9 @@ TASK = make_task(**terms(rate=1.0), step=1_025)
 
 def trainer(directory: Path, *, features_mib: int = 1, **changes: Any) -> Trainer:
     data = {"features_mib": features_mib} | changes.pop("data", {})
-    settings = load_agent_settings(write_agent(directory, None, KEY, data=data, **changes))
+    settings = load_agent_settings(
+        write_agent(directory, None, KEY, data=data, **({"engine": "auto"} | changes))
+    )
     return started_trainer(settings)
 
 
