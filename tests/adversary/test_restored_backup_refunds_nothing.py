@@ -21,6 +21,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +123,10 @@ class Board:
         """The agent does not start, and nothing comes of a plan that it could take part in."""
         fragments = len(self.coordinator.fragments)
         self.coordinator.announce(self.plan(THIRD, 1))
-        with run_agent(self.file) as agent:
-            assert agent.wait() == ExitCode.LEDGER, agent.said()
+        result = dpagent("run", "--config", self.file)
+        assert result.returncode == ExitCode.LEDGER, result.stderr
         assert len(self.coordinator.fragments) == fragments
-        said = agent.said().splitlines()[-1]
+        said = result.stderr.splitlines()[-1]
         assert said.startswith("dpagent: ")
         assert "dpagent budget " in said, "it says what to do"
         return said
@@ -142,17 +143,18 @@ class Board:
         assert delta <= self.left[1]
         assert dpagent("budget", "verify", "--state-dir", self.state).returncode == ExitCode.OK
         before, charged = len(self.coordinator.fragments), self.charges()
-        for number in (2, 3):
-            self.decline(FIRST, number)
+        self.decline(FIRST, 2, 3)
         assert self.charges() == charged
         assert len(self.coordinator.fragments) == before
 
-    def decline(self, job: bytes, number: int) -> None:
-        """Run the agent until it has declined a round, and stop it."""
+    def decline(self, job: bytes, *numbers: int) -> None:
+        """Run the agent until it has declined each of the rounds, and stop it."""
         query = "SELECT 1 FROM rounds WHERE job = ? AND round = ? AND state = 'declined'"
-        self.coordinator.announce(self.plan(job, number))
+        self.coordinator.announce(self.plan(job, numbers[0]))
         with run_agent(self.file) as agent:
-            wait_until(lambda: self.rows(query, job.hex(), number), f"a decline of round {number}")
+            for number in numbers:
+                self.coordinator.announce(self.plan(job, number))
+                wait_until(partial(self.rows, query, job.hex(), number), f"a decline of round {number}")
             assert agent.stop() == ExitCode.OK
 
     def require_it_goes_on(self) -> None:
