@@ -26,6 +26,8 @@ from dpagent.errors import FleetLedError
 log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 5.0
+_ALONE_S: Final = 5.0
+"""How long a round may be open without a worker before the operator is told."""
 
 
 def lead(settings: CoordinatorSettings, signing_key: str) -> Database:
@@ -78,6 +80,7 @@ class WorkersDesk:
         self._receipts, self._workers = Receipts(database), Workers(database)
         self._looked_at = -float("inf")
         self._alone_since: float | None = None
+        self._has_complained = False
 
     def tend(self, *, is_counting: bool) -> bool:
         """Publish receipts that workers have left, and look after them.
@@ -108,7 +111,9 @@ class WorkersDesk:
                 gone.name, GONE_S,
             )  # fmt: skip
         if workers_at(self._database) or not is_counting:
-            self._alone_since = None
-        elif self._alone_since is None:
-            self._alone_since = now
+            self._alone_since, self._has_complained = None, False
+            return
+        self._alone_since = now if self._alone_since is None else self._alone_since
+        if now >= self._alone_since + _ALONE_S and not self._has_complained:
+            self._has_complained = True
             log.warning("no worker counts fragments: start `dpagent coordinator worker`, on any machine")

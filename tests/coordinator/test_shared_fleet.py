@@ -94,7 +94,8 @@ def test_another_coordinator_stands_by_and_takes_the_place_of_one_that_is_killed
     wait_until(lambda: "Standing by" in second.said(), "the second one")
     who = f"run by another coordinator ({socket.gethostname()}, process {first.process.pid}, since"
     assert who in second.said()
-    assert "no worker counts fragments: start `dpagent coordinator worker`" in first.said()
+    alone = "no worker counts fragments: start `dpagent coordinator worker`"
+    wait_until(lambda: alone in first.said(), "a word on workers")
     plans = len(observer.plans)
     first.kill()
     wait_until(lambda: len(observer.plans) > plans, "the plan, by the second one")
