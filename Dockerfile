@@ -25,7 +25,7 @@ ENV PIP_CONSTRAINT=/source/constraints.txt PIP_BUILD_CONSTRAINT=/source/constrai
 RUN python3 -m venv /opt/dpagent
 
 FROM source AS coordinator-environment
-RUN /opt/dpagent/bin/pip install '.[coordinator]' && packaging/trim /opt/dpagent
+RUN /opt/dpagent/bin/pip install '.[coordinator,postgresql]' && packaging/trim /opt/dpagent
 
 FROM source AS agent-environment
 ARG EXTRAS=''

@@ -38,7 +38,7 @@ test-brokers: $(VENV)/dev ## Whole fleets on each broker that is installed: Mosq
 	$(BIN)/python -m pytest -m "brokers or not brokers" tests/conformance $(ARGS)
 
 test-kills: $(VENV)/dev ## A thousand kills of programs and brokers: make test-kills ARGS="--kills 1000 --seed 7"
-	PYTHONPATH=tests $(BIN)/python -m crash.long $(ARGS)
+	PYTHONPATH=tests:. $(BIN)/python -m crash.long $(ARGS)
 
 soak: $(VENV)/dev ## A day of a fleet on fast clocks: does what it takes stay flat? make soak ARGS="--hours 24 --factor 60"
 	PYTHONPATH=tests:. $(BIN)/python -m soak.long $(ARGS)

@@ -40,6 +40,7 @@ from benchmarks import (
     swarm_rounds,
     tokens,
     traffic,
+    workers,
 )
 
 #: Every benchmark: a module whose docstring gives the subject, the method and the limits, and whose
@@ -61,6 +62,7 @@ BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
             published_attack,
             reports,
             swarm_rounds,
+            workers,
             enrolment,
             reproduce_m1,
             reproduce_m1_mnist,

@@ -1,14 +1,13 @@
-"""Workers that share a coordinator's state in PostgreSQL: their rate, one against two, and what a device
-costs.
+"""Workers that share a coordinator's state in PostgreSQL: one, two, and what a device costs.
 
 A real coordinator leads, workers are processes of their own, Mosquitto gives each fragment to one of them,
-and
-PostgreSQL is durable (`fsync`). The fragments are those of the 26,010-parameter model, 16 a device, of noise
+and PostgreSQL is durable (`fsync`). The fragments are those of the 26,010-parameter model, 16 a device, of
+noise
 alone, each sealed by itself. For the rate, 1,000 devices' fragments wait at the broker while the workers are
 stopped (SIGSTOP); it is those 16,000 over the time from SIGCONT until the database has them all. One worker
-and two take turns. For the cost of a device, two workers count while the fragments are sent, at most 20,000
-ahead; it is the processor time of workers and database, which other programs on the machine lengthen less
-than they do the time. Of the memory, the most that a worker takes.
+and two take turns. The cost of a device is the processor time of two workers and of their sessions at the
+database, for as many devices, in portions of 1,000: other programs on the machine lengthen it less than they
+do the time. Of the memory, the most that a worker takes.
 
 Interpretation: two workers are nearly twice one while each has a core, and the database and the broker have
 some besides; on two cores, these four share them.
@@ -26,6 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
 from typing import Any, Final
@@ -58,7 +58,6 @@ _REPEATS: Final = 3
 _RATE_DEVICES: Final = 1_000
 _COST_DEVICES: Final = (100, 1_000, 10_000)
 _LONG_DEVICES: Final = (100, 100_000)
-_AHEAD: Final = 20_000
 _PATIENCE_S: Final = 3_600.0
 _LOOK_S: Final = 0.02
 _UPDATES: Final = 20
@@ -115,19 +114,23 @@ def _rate(server: PostgresqlServer, workers: int) -> float:
     """Fragments a second that so many workers count, of those that wait for them."""
     with _Round(server, _RATE_DEVICES, workers) as opened:
         opened.signal(SIGSTOP)
-        opened.send(opened.messages(), ahead=None)
+        opened.send(opened.messages())
         began = time.monotonic()
         opened.signal(SIGCONT)
-        opened.wait()
+        opened.wait(_RATE_DEVICES * _FRAGMENTS)
         return _RATE_DEVICES * _FRAGMENTS / (time.monotonic() - began)
 
 
 def _cost(server: PostgresqlServer, devices: int) -> _Cost:
     """What a round of so many devices costs two workers."""
     with _Round(server, devices, 2) as opened:
-        before = opened.processor_s()
-        opened.send(opened.messages(), ahead=_AHEAD)
-        opened.wait()
+        before, messages = opened.processor_s(), opened.messages()
+        for start in range(0, devices, _RATE_DEVICES):
+            number = min(_RATE_DEVICES, devices - start)
+            opened.signal(SIGSTOP)
+            opened.send(islice(messages, number * _FRAGMENTS))
+            opened.signal(SIGCONT)
+            opened.wait((start + number) * _FRAGMENTS)
         return _Cost(opened.processor_s() - before, opened.memory_mib())
 
 
@@ -216,20 +219,17 @@ class _Round:
                 fragment = Fragment(each.round, each.position, os.urandom(16), each.payload)
                 yield seal(encode(fragment), self._plan)
 
-    def send(self, messages: Iterator[bytes], *, ahead: int | None) -> None:
-        """Send them, at most so many more than are counted."""
-        sent, unanswered, counted = 0, 0, 0
-        rest: Iterator[bytes] | None = messages
-        while rest is not None or unanswered:
-            if ahead is not None and sent - counted >= ahead:
-                counted = self.counted()
-            while rest is not None and self._session.has_room and (ahead is None or sent - counted < ahead):
-                message = next(rest, None)
+    def send(self, messages: Iterator[bytes]) -> None:
+        """Send them, until the broker has them all."""
+        unanswered, rest = 0, True
+        while rest or unanswered:
+            while rest and self._session.has_room:
+                message = next(messages, None)
                 if message is None:
-                    rest = None
-                    break
-                self._session.publish(self._topics.fragments, message)
-                sent, unanswered = sent + 1, unanswered + 1
+                    rest = False
+                else:
+                    self._session.publish(self._topics.fragments, message)
+                    unanswered += 1
             if isinstance(self._session.next_event(_LOOK_S), Acknowledged):
                 unanswered -= 1
 
@@ -238,9 +238,9 @@ class _Round:
         row = self._database.execute("SELECT coalesce(sum(fragments), 0)::bigint FROM tallies").fetchone()
         return int(row[0])
 
-    def wait(self) -> None:
-        """Wait until all are counted."""
-        _wait_for(lambda: self.counted() >= self._devices * _FRAGMENTS)
+    def wait(self, fragments: int) -> None:
+        """Wait until so many are counted."""
+        _wait_for(lambda: self.counted() >= fragments)
 
     def signal(self, number: int) -> None:
         """Send all workers a signal."""

@@ -131,6 +131,7 @@ def status(
     try:
         queued, rounds, counters = reader.queued(), reader.rounds(), reader.counters()
         waiting = [each for each in reader.jobs() if not each.state.is_over]
+        workers = reader.workers()
     finally:
         reader.close()
     columns = () if queued is None else spent_in(queued.job, rounds)
@@ -153,6 +154,7 @@ def status(
                         "linkability": linkability,
                         "participation": None if taking_part is None else asdict(taking_part),
                         "rounds": [asdict(r) for r in rounds],
+                        "workers": [asdict(each) for each in workers],
                     }
                 ),
                 indent=2,
@@ -172,6 +174,9 @@ def status(
     others = [each.name for each in waiting if each.number != queued.number]
     if others:
         typer.echo(f"Also in the queue: {', '.join(others)}. `dpagent coordinator job list` shows all.")
+    if settings.store.url is not None:
+        names = ", ".join(f"{each.name} ({counted(each.fragments, 'fragment')})" for each in workers)
+        typer.echo(f"Workers: {names or 'none'}.")
     if rounds:
         follows = any(each.clip_norm is not None for each in rounds)
         print_table(

@@ -10,6 +10,7 @@ from coordinator.database.settings import StorePlace
 from coordinator.job import Job
 from coordinator.passed_rounds import passed_round
 from coordinator.queue import JobState, QueuedJob, current_in, find, jobs_in
+from coordinator.shared_store import WorkerRecord, workers_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,11 @@ class StoreReader:
         with self._database.errors():
             rows = self._database.execute("SELECT name, value FROM counters WHERE job = ?", (self._job,))
             return {row["name"]: row["value"] for row in rows}
+
+    def workers(self) -> list[WorkerRecord]:
+        """The workers that go on; none with SQLite."""
+        with self._database.errors():
+            return workers_at(self._database)
 
     @property
     def _job(self) -> int | None:

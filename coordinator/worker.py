@@ -50,6 +50,9 @@ _GROUP: Final = "dpagent-workers"
 _IDLE_S: Final = 0.25
 _BATCH: Final = 1_024
 _SEEN_S: Final = 5.0
+_GATHER_S: Final = 0.05
+"""How long a batch is gathered once its first fragment is here: a transaction costs as much for one as for
+many, and devices wait seconds for a receipt."""
 
 
 def worker_address(settings: CoordinatorSettings) -> PostgresqlAddress:
@@ -159,8 +162,9 @@ class Worker:
     def _arrived(self) -> list[bytes]:
         """Fragments that have arrived, after a short wait if there are none."""
         payloads: list[bytes] = []
-        for number in range(_BATCH):
-            event = self._session.next_event(_IDLE_S if number == 0 else 0)
+        until = time.monotonic() + _IDLE_S
+        while len(payloads) < _BATCH:
+            event = self._session.next_event(max(0.0, until - time.monotonic()))
             match event:
                 case None:
                     break
@@ -170,6 +174,8 @@ class Worker:
                 case Disconnected(reason):
                     log.warning("%s; reconnecting", reason)
                 case Received(_, payload):
+                    if not payloads:
+                        until = time.monotonic() + _GATHER_S
                     payloads.append(payload)
         return payloads
 

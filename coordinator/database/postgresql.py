@@ -13,6 +13,7 @@ disconnected after :data:`_LONGEST_PAUSE_S` seconds, and the transaction undone.
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,8 @@ from dpagent.errors import (
     StorageError,
     TransactionConflictError,
 )
+
+log = logging.getLogger(__name__)
 
 _LEADER = 0x6470_6C64
 _WRITERS: Final = {Part.ROUNDS: 0x6470_7772, Part.MEMBERS: 0x6470_6D62, Part.REGISTRY: 0x6470_7267}
@@ -285,7 +288,7 @@ class PostgresqlDatabase(_Session, Database):
 
     def __init__(self, address: PostgresqlAddress, purpose: str, part: Part = Part.ROUNDS) -> None:
         super().__init__(address, purpose)
-        self._part = part
+        self._part, self._has_warned = part, False
         try:
             self.require_known()
         except BaseException:
@@ -414,6 +417,13 @@ class PostgresqlDatabase(_Session, Database):
     def erase_what_is_deleted(self) -> None:
         """See :class:`Database`. PostgreSQL erases nothing by itself: what was deleted stays in its files
         until they are used again, and in its log and backups (``docs/threat-model.md``)."""
+        if self._part is Part.ROUNDS and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "%s keeps what is deleted, in its files for a while and in its log and backups: also updates "
+                "without noise, of jobs that trust the coordinator. Whoever can read those sees them",
+                self.name,
+            )
 
     def fold_log(self) -> None:
         """See :class:`Database`: there is nothing to do."""

@@ -268,3 +268,12 @@ def test_a_user_who_may_not_make_tables_is_told_so(place: PostgresqlAddress, pos
         finally:
             connection.execute(f"REVOKE USAGE ON SCHEMA {name} FROM guest")
             connection.execute("DROP ROLE guest")
+
+
+def test_a_job_that_trusts_the_coordinator_is_warned_that_deleted_values_stay(
+    place: PostgresqlAddress, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(open_database(place)) as database:
+        for _ in range(2):
+            database.erase_what_is_deleted()
+    assert caplog.text.count("keeps what is deleted, in its files for a while and in its log") == 1

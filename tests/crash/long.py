@@ -14,9 +14,21 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
-from crash.fleet_under_fire import METHODS, MIXER, PATIENT_S, PROGRAMS, FleetUnderFire, RandomKills, launcher
+from crash.fleet_under_fire import (
+    METHODS,
+    MIXER,
+    PATIENT_S,
+    PROGRAMS,
+    SHARED_PROGRAMS,
+    FleetUnderFire,
+    RandomKills,
+    launcher,
+)
+
+from benchmarks.postgresql_server import PostgresqlServer
 
 
 def main() -> int:
@@ -25,20 +37,33 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=1_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--a-job", type=int, default=40, help="most kills of one job")
+    parser.add_argument(
+        "--shared", action="store_true",
+        help="keep the coordinator's state in PostgreSQL, with two workers and a coordinator that stands by",
+    )  # fmt: skip
     options = parser.parse_args()
     choices, began = random.Random(options.seed), time.monotonic()
     kills: Counter[str] = Counter()
     jobs = broken = 0
     print(f"seed {options.seed}", flush=True)
-    with launcher() as programs:
+    with launcher() as programs, ExitStack() as servers:
+        postgresql = None
+        if options.shared:
+            postgresql = servers.enter_context(PostgresqlServer(durable=False))
+        own = PROGRAMS if postgresql is None else SHARED_PROGRAMS
         while kills.total() < options.kills:
             directory = Path(tempfile.mkdtemp(prefix="dpagent-kills-"))
             seed, is_mixed = choices.randrange(1 << 32), choices.random() < 0.3
             method = choices.choice([*METHODS])
-            under_fire = RandomKills(seed, options.a_job, (*PROGRAMS, MIXER) if is_mixed else PROGRAMS)
+            under_fire = RandomKills(seed, options.a_job, (*own, MIXER) if is_mixed else own)
             deadline_s = choices.choice([PATIENT_S, PATIENT_S, 0.8])
             with FleetUnderFire(
-                directory, programs, method=method, deadline_s=deadline_s, is_mixed=is_mixed
+                directory,
+                programs,
+                method=method,
+                deadline_s=deadline_s,
+                is_mixed=is_mixed,
+                postgresql=postgresql,
             ) as fleet:
                 outcome = fleet.run(under_fire.fault, under_fire.strike)
             jobs += 1
