@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import getpass
 import os
 import shutil
@@ -23,6 +24,7 @@ USER: Final = "tester"
 PASSWORD: Final = "correct horse"
 _PLACES: Final = Path("/usr/lib/postgresql")
 _PATIENCE_S: Final = 30.0
+_PR_SET_PDEATHSIG: Final = 1
 _PAUSE_S: Final = 0.05
 
 
@@ -30,6 +32,11 @@ def find_program(name: str) -> str | None:
     """Where a program of the newest PostgreSQL is."""
     versions = sorted(_PLACES.glob(f"*/bin/{name}"), key=lambda path: float(path.parts[4]))
     return str(versions[-1]) if versions else shutil.which(name)
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process when its parent is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 class PostgresqlServer:
@@ -102,8 +109,9 @@ class PostgresqlServer:
 
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, start_new_session=True, **self._as_user
-            )
+                self._command, stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_parent,
+                **self._as_user,
+            )  # fmt: skip
         until = time.monotonic() + _PATIENCE_S
         while time.monotonic() < until:
             with contextlib.suppress(psycopg.OperationalError):

@@ -2,12 +2,11 @@
 
 A real coordinator leads, workers are processes of their own, Mosquitto gives each fragment to one of them,
 and PostgreSQL is durable (`fsync`). The fragments are those of the 26,010-parameter model, 16 a device, of
-noise
-alone, each sealed by itself. For the rate, 1,000 devices' fragments wait at the broker while the workers are
-stopped (SIGSTOP); it is those 16,000 over the time from SIGCONT until the database has them all. One worker
-and two take turns. The cost of a device is the processor time of two workers and of their sessions at the
-database, for as many devices, in portions of 1,000: other programs on the machine lengthen it less than they
-do the time. Of the memory, the most that a worker takes.
+noise alone, each sealed by itself. For the rate, 1,000 devices' fragments wait at the broker while the
+workers are stopped (SIGSTOP); it is those 16,000 over the time from SIGCONT until the database has them all.
+One worker and two take turns. The cost of a device is the processor time of two workers and of their
+sessions at the database, for as many devices, in portions of 1,000: other programs on the machine lengthen
+it less than they do the time. Of the memory, the most that a worker takes.
 
 Interpretation: two workers are nearly twice one while each has a core, and the database and the broker have
 some besides; on two cores, these four share them.

@@ -220,8 +220,10 @@ class _Session(Reader):
         """See that the tables are of this version.
 
         Raises:
-            NotReadyError: There are none yet.
-            StorageError: They are of another version.
+            NotReadyError: There are none yet, or they are of an earlier version: the coordinator brings them
+            up
+                to date.
+            StorageError: They are of a later version.
         """
         version = self.require_known()
         if version == 0:
@@ -229,7 +231,7 @@ class _Session(Reader):
                 f"{self.name} has no tables yet: start `dpagent coordinator run`, which creates them."
             )
         if version < len(schema.STEPS):
-            raise StorageError(
+            raise NotReadyError(
                 f"{self.name} has schema {version}, and this program has {len(schema.STEPS)}. Start the "
                 "coordinator of this version first: it brings the tables up to date."
             )
