@@ -63,6 +63,11 @@ class IdentityFiles:
         """The authority of the broker, where it is another one."""
         return self.directory / "broker-ca.crt"
 
+    @property
+    def ledger_is_due(self) -> Path:
+        """There while a first enrolment has written agent.yaml, perhaps, and not begun the ledger yet."""
+        return self.directory / "ledger-is-due"
+
 
 def enrol(
     code: Annotated[
@@ -136,7 +141,7 @@ def _anew(
     """Enrol a board that has no configuration yet."""
     from agent.enrolling import enrol
     from agent.identity import durable_key
-    from dpagent.storage import disk_errors
+    from dpagent.storage import disk_errors, write_atomically
 
     answers = answered(given)
     choices = BoardChoices(Path(str(answers["data"])), name, answers["epsilon"], delta, profile, state_dir)
@@ -159,8 +164,10 @@ def _anew(
     }
     require_valid(values)
     _keep(enrolled, files)
+    if ledger:
+        write_atomically(files.ledger_is_due, b"")
     settings = write_board(config, values, written_by="dpagent enrol", ledger=ledger)
-    _finish(pending, files.key)
+    _finish(pending, files)
     typer.echo(f"This board is device {enrolled.identity.device_id} of fleet {enrolled.answer.fleet}.")
     return settings
 
@@ -173,6 +180,7 @@ def _again(invitation: Invitation, config: Path, *, ledger: bool) -> AgentSettin
         UsageError: It has another one.
     """
     from agent.custody import begin_ledger
+    from agent.database import no_ledger
     from agent.enrolling import enrol
     from agent.heads import read_second_head
     from agent.identity import durable_key
@@ -185,8 +193,10 @@ def _again(invitation: Invitation, config: Path, *, ledger: bool) -> AgentSettin
             "not all set. Move it away, enrol with --no-ledger and its state_dir, and copy its sections data "
             "and budget: its ledger stays in use."
         )
-    pending = _pending(key_file, invitation)
-    was_interrupted = pending.exists()
+    pending, files = _pending(key_file, invitation), IdentityFiles(cert_file.parent)
+    # No other sign of an interruption will do: the key of an attempt that an endpoint refused is none, and a
+    # board whose state was lost would get its whole budget again.
+    is_first = files.ledger_is_due.exists() and not key_file.exists()
     enrolled = enrol(invitation, durable_key(pending))
     known, told = (settings.fleet, settings.coordinator_key), enrolled.answer
     if known != (told.fleet, told.coordinator_key):
@@ -195,12 +205,14 @@ def _again(invitation: Invitation, config: Path, *, ledger: bool) -> AgentSettin
             f"{told.fleet} with the coordinator {told.coordinator_key}. Give another --config for another "
             "fleet."
         )
-    files = IdentityFiles(cert_file.parent)
     _keep(enrolled, files, certificate=cert_file, authority=settings.enrolment.ca_file)
-    if was_interrupted and ledger and read_second_head(settings.ledger_files.second_head) is None:
-        begin_ledger(settings.ledger_files, settings.lifetime_budgets)
-    _finish(pending, key_file)
+    kept, second = settings.ledger_files, read_second_head(settings.ledger_files.second_head)
+    if is_first and ledger and second is None:
+        begin_ledger(kept, settings.lifetime_budgets)
+    _finish(pending, files, key_file=key_file)
     typer.echo(f"This board is device {enrolled.identity.device_id} of fleet {told.fleet} now.")
+    if not kept.database.exists():
+        typer.echo(str(no_ledger(kept, second)))
     return settings
 
 
@@ -250,11 +262,13 @@ def _pending(key_file: Path, invitation: Invitation) -> Path:
     return key_file.with_suffix(f".{invitation.name}.new")
 
 
-def _finish(pending: Path, key_file: Path) -> None:
+def _finish(pending: Path, files: IdentityFiles, *, key_file: Path | None = None) -> None:
     """Let the new key take its place, last: until then, the same command gets the same certificate again."""
     from dpagent.storage import disk_errors, replace_durably
 
+    key_file = key_file or files.key
     with disk_errors(key_file):
+        files.ledger_is_due.unlink(missing_ok=True)
         replace_durably(key_file, pending)
         for given_up in key_file.parent.glob(f"{key_file.stem}.*.new"):
             given_up.unlink(missing_ok=True)
