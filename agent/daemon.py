@@ -19,6 +19,7 @@ from agent.disk_writes import DiskWrites
 from agent.energy import EnergyMeter
 from agent.governor import Governor, require_public_room
 from agent.latest_model import LatestModel, current_asset
+from agent.ledger_room import LedgerRoom
 from agent.limits import shown
 from agent.marked_log import PRIVATE
 from agent.profile import check_board, open_profile
@@ -101,7 +102,8 @@ class Agent:
             persistent=False,
         )
         # It takes the directory's lock: nothing is decoded for a device that is running, or has no ledger.
-        self._state = AgentState(settings.ledger_files, settings.lifetime_budgets)
+        room = LedgerRoom.of(settings.limits, has_tokens=identity is not None)
+        self._state = AgentState(settings.ledger_files, settings.lifetime_budgets, room)
         self._status_file = StatusFile(settings.state_dir, self._clock)
         self._last_receipt_at: float | None = None
         """Unix time."""
@@ -109,10 +111,10 @@ class Agent:
         try:
             # What this process has in memory does not depend on how many there are.
             records = without_records(Records(settings.data, settings.state_dir).dataset)
-            room = settings.data.features_mib << 20
+            size = settings.data.features_mib << 20
             assert settings.data.max_records is not None  # or there were no records
-            reserve(settings.state_dir, room, settings.data.max_records)
-            if room <= CACHED_BYTES:
+            reserve(settings.state_dir, size, settings.data.max_records)
+            if size <= CACHED_BYTES:
                 keep_in_memory(settings.state_dir)
         except BaseException:
             self._note_end()

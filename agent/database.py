@@ -16,6 +16,7 @@ from typing import Final
 
 from agent.heads import LedgerFiles, SecondHead, require_kept, save_head
 from agent.ledger import Ledger, create_ledger
+from agent.ledger_room import LedgerRoom, TakenRoom
 from agent.probes import Probes, create_probes
 from agent.rounds import Rounds, create_rounds
 from agent.spool import Spool, create_spool
@@ -65,15 +66,17 @@ class StateDatabase:
 
     Args:
         files: The directory and the second head.
+        room: Taken on the disk, so that what is written later needs no more; None: as it comes.
 
     Raises:
         StateInUseError: Another program uses it.
-        StorageError: It cannot be used.
+        StorageError: It cannot be used, or the disk has not so much room.
         LedgerError: The chain or a price is wrong, or the file is damaged.
     """
 
-    def __init__(self, files: LedgerFiles) -> None:
+    def __init__(self, files: LedgerFiles, room: LedgerRoom | None = None) -> None:
         self._directory = StateDirectory(files.state_dir)
+        self._room: TakenRoom | None = None
         self.files, self.file = files, files.database
         self._heads_are_current = False
         self._noted_at = 0.0
@@ -90,12 +93,15 @@ class StateDatabase:
                         create_probes,
                     ],
                     page_bytes=_PAGE_BYTES,
+                    **({} if room is None else {"most_log_bytes": room.log_bytes}),
                 )
                 # Debian's SQLite writes zeros over all that is deleted, as much again as the fragments. FAST:
                 # only within pages that are written anyway; others take the next round's fragments.
                 self.connection.execute("PRAGMA secure_delete = FAST")
                 self.connection.execute("PRAGMA temp_store = MEMORY")
                 require_whole(self.connection, self.file)
+                if room is not None:
+                    self._room = TakenRoom(self.file, self.connection, room)
                 self.ledger = Ledger(self.connection)
                 self.spool = Spool(self.connection)
                 self.probes = Probes(self.connection)
@@ -110,6 +116,8 @@ class StateDatabase:
         with suppress(StorageError, LedgerError):  # A stop succeeds on a full disk, too.
             self.write_notes()
         self.connection.close()
+        if self._room is not None:
+            self._room.close()
         self._directory.close()
 
     @contextmanager

@@ -24,6 +24,7 @@ from agent.energy import EnergyMeter
 from agent.governor import Governor, require_public_room
 from agent.heads import read_second_head
 from agent.latest_model import disagreements
+from agent.ledger_room import LedgerRoom
 from agent.limit_settings import LimitSettings
 from agent.limits import BeyondLimitError, require_within
 from agent.profile import LoadedProfile, fits_memory, open_profile
@@ -57,8 +58,6 @@ from dpagent.storage import disk_errors
 from dpagent.transport.diagnosis import BrokerExamination
 from dpagent.wording import counted, lasting
 
-_LEDGER_BYTES_A_CHARGE: Final = 1_400
-_SPOOL_BYTES: Final = 16 << 20
 _TRAINING_MIB: Final = 160
 _IMPORT_S: Final = 60.0
 _GOVERNOR_S: Final = 5.0
@@ -84,9 +83,8 @@ def examine(settings: AgentSettings, *, asks_broker: bool = True) -> Iterator[Fi
     yield from misfits(loaded, Board.this())
     settings = on_board(settings, loaded.profile)
     yield memory(_TRAINING_MIB)
-    yield from storage(
-        settings.state_dir, settings.limits.maximum_charges * _LEDGER_BYTES_A_CHARGE + _SPOOL_BYTES
-    )
+    room = LedgerRoom.of(settings.limits, has_tokens=settings.mqtt.cert_file is not None)
+    yield from storage(settings.state_dir, room.missing_bytes(settings.ledger_files.database))
     yield from governed(settings, Sensors())
     yield from _engine(settings, loaded)
     yield from _ledger(settings)

@@ -32,7 +32,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from agent.charges import STRICT, Epsilon
 from dpagent.configuration import complaint
 from dpagent.errors import LedgerError, StorageError
-from dpagent.storage import disk_errors, real_path, write_atomically
+from dpagent.storage import disk_errors, real_path, write_over_spare
 
 GENESIS: Final = bytes(32)
 """Stands before the first entry of a chain."""
@@ -138,7 +138,7 @@ def save_head(file: Path, head: Head) -> None:
         StorageError: It cannot be written; the one before it remains.
     """
     kind: TypeAdapter[Any] = _SECOND_HEAD if isinstance(head, SecondHead) else _HEAD
-    write_atomically(file, kind.dump_json(head) + b"\n", mode=0o600)
+    write_over_spare(file, kind.dump_json(head) + b"\n", mode=0o600)
 
 
 def require_head(digests: Sequence[bytes], head: Head | None, file: Path) -> None:

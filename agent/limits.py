@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from agent.ledger_room import FRAGMENT_BYTES
 from agent.limit_settings import LimitSettings
 from dpagent.errors import DpagentError
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.mixing import key_text
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.task import RoundTask, values_of
+from dpagent.protocol.tokens import fragment_bytes
 
 
 class BeyondLimitError(DpagentError):
@@ -48,6 +50,20 @@ def require_size(plan: Plan, limits: LimitSettings) -> None:
         )  # fmt: skip
 
 
+def require_update_size(task: RoundTask, limits: LimitSettings) -> None:
+    """See that the fragments of a round fit the room that was taken for them.
+
+    Raises:
+        BeyondLimitError: they do not.
+    """
+    size = task.release.blocks * (fragment_bytes(task.plan) + FRAGMENT_BYTES)
+    if size > limits.maximum_update_mib << 20:
+        raise BeyondLimitError(
+            "the size of an update in MiB", size / (1 << 20), f"at most {limits.maximum_update_mib}",
+            "maximum_update_mib",
+        )  # fmt: skip
+
+
 def require_within(task: RoundTask, limits: LimitSettings) -> None:
     """See that a round stays within the limits, except for its job's ε, which is known once it is priced.
 
@@ -57,6 +73,7 @@ def require_within(task: RoundTask, limits: LimitSettings) -> None:
     plan, release = task.plan, task.release
     require_times(plan, limits)
     require_size(plan, limits)
+    require_update_size(task, limits)
     # A few values cannot be cut into more fragments than there are.
     if release.blocks < min(limits.minimum_fragments, values_of(plan)):
         raise BeyondLimitError(

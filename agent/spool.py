@@ -21,8 +21,8 @@ from dpagent.protocol.fragments import receipt_digest
 from dpagent.protocol.messages import Fragment
 
 _PENDING: Final = "state IN ('waiting', 'sent')"
-_SETTLED_KEPT: Final = 100_000
-"""Rows of fragments that are counted or expired: some 20 MB. A plan may ask for as many fragments as an
+SETTLED_KEPT: Final = 8_192
+"""Rows of fragments that are counted or expired: some 2 MB. A plan may ask for as many fragments as an
 update has coordinates, in each of thousands of rounds."""
 
 
@@ -117,7 +117,7 @@ class Spool:
         self._connection.execute(
             f"DELETE FROM fragments WHERE NOT {_PENDING}"
             f" AND (SELECT count(*) FROM fragments WHERE NOT {_PENDING}) > ?",
-            (_SETTLED_KEPT,),
+            (SETTLED_KEPT,),
         )
 
     def next_due_at(self) -> float | None:

@@ -10,6 +10,7 @@ from agent.database import StateDatabase, ledger_errors, no_ledger, no_second_he
 from agent.energy import Energy
 from agent.heads import LedgerFiles, SecondHead, read_head, read_second_head, require_head
 from agent.ledger import Ledger
+from agent.ledger_room import LedgerRoom
 from agent.rounds import KnownRound, RoundState
 from agent.spool import SpooledFragment
 from agent.token_store import Request
@@ -32,6 +33,7 @@ class AgentState(StateDatabase):
     Args:
         files: The directory and the second head.
         budgets: The lifetime budgets of the device's own configuration, by account.
+        room: As of :class:`StateDatabase`.
 
     Raises:
         StateInUseError: Another agent uses it.
@@ -40,11 +42,13 @@ class AgentState(StateDatabase):
         BudgetRaisedError: The budget is larger than the ledger's.
     """
 
-    def __init__(self, files: LedgerFiles, budgets: Mapping[str, Budget]) -> None:
+    def __init__(
+        self, files: LedgerFiles, budgets: Mapping[str, Budget], room: LedgerRoom | None = None
+    ) -> None:
         second = read_second_head(files.second_head)
         if not files.database.exists():
             raise no_ledger(files, second)
-        super().__init__(files)
+        super().__init__(files, room)
         try:
             self._take_over(second, budgets)
         except BaseException:

@@ -130,7 +130,11 @@ class StateDirectory:
 
 
 def open_database(
-    path: Path, migrations: Sequence[Migration], *, page_bytes: int = 4096
+    path: Path,
+    migrations: Sequence[Migration],
+    *,
+    page_bytes: int = 4096,
+    most_log_bytes: int = _MOST_LOG_BYTES,
 ) -> sqlite3.Connection:
     """Open or create a durable database and bring its schema up to date.
 
@@ -142,6 +146,7 @@ def open_database(
             in the file is the number of applied steps.
         page_bytes: Of a new database: a power of two from 512 on. A commit writes every page that it has
             touched; small pages spare a memory card where commits are small.
+        most_log_bytes: Of the write-ahead log, once all of it is in the database.
 
     Returns:
         A connection in autocommit mode: use :func:`transaction` to write.
@@ -157,7 +162,7 @@ def open_database(
         connection.row_factory = sqlite3.Row
         try:
             connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute(f"PRAGMA journal_size_limit={_MOST_LOG_BYTES}")
+            connection.execute(f"PRAGMA journal_size_limit={most_log_bytes}")
             connection.execute("PRAGMA foreign_keys=ON")
             _migrate(connection, path, migrations)
         except BaseException:
@@ -301,6 +306,45 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             raise
         faults.reached(FaultPoint.FILE_WRITTEN)
         replace_durably(path, temporary)
+
+
+def write_over_spare(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """As :func:`write_atomically`, for a small file that has to be replaced on a full disk too.
+
+    The new content is written over a spare file, which then changes places with the old one: from the second
+    time on, it needs no room that was not there before. Where a file system has no hard links (FAT), the next
+    spare is a new file.
+
+    Raises:
+        StorageError: It cannot be written, or the target is not a regular file.
+    """
+    with disk_errors(path):
+        path = real_path(path)
+        if path.exists() and not path.is_file():
+            raise StorageError(f"{path} is not a regular file; give the name of a file to write.")
+        spare, old = path.with_name(f".{path.name}.spare"), path.with_name(f".{path.name}.old")
+        old.unlink(missing_ok=True)  # Of a crash.
+        with contextlib.suppress(FileNotFoundError):
+            found = spare.lstat()
+            # Of another user, or of a crash, and one with the file itself: do not write through it.
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
+                spare.unlink()
+        descriptor = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        try:
+            os.fchmod(descriptor, mode)
+            overwrite(descriptor, data, 0)
+            os.ftruncate(descriptor, len(data))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        faults.reached(FaultPoint.FILE_WRITTEN)
+        try:
+            os.link(path, old)
+        except OSError:  # The first time; or the file system has none.
+            replace_durably(path, spare)
+            return
+        replace_durably(path, spare)
+        old.replace(spare)
 
 
 def replace_durably(path: Path, new: Path) -> None:

@@ -290,7 +290,7 @@ def agent_values(broker: Broker | None, key: str, **changes: Any) -> dict[str, A
         "budget": {"epsilon": 4.0, "delta": 1e-4},
         "limits": {
             "messages_per_second": 200, "minimum_compute_slot_s": 0.001, "minimum_jitter_window_s": 0.0,
-            "minimum_fragments": 1,
+            "minimum_fragments": 1, "maximum_charges": 500, "maximum_update_mib": 1,
         },
     }  # fmt: skip
     if broker is not None:

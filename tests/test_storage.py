@@ -27,6 +27,7 @@ from dpagent.storage import (
     real_path,
     transaction,
     write_atomically,
+    write_over_spare,
 )
 
 _HOLD = """
@@ -418,3 +419,52 @@ def test_without_a_descriptor_the_path_is_not_blamed(number: int) -> None:
 def test_a_link_to_itself_is_a_path(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     assert real_path(tmp_path / "loop") == tmp_path / "loop"
+
+
+# --- a small file that is replaced over a spare one ---------------------------------------------
+
+
+def test_a_file_changes_places_with_its_spare_and_takes_nothing_new(tmp_path: Path) -> None:
+    path, spare = tmp_path / "head", tmp_path / ".head.spare"
+    write_over_spare(path, b"first", mode=0o600)
+    write_over_spare(path, b"the second", mode=0o600)
+    inodes = {path.stat().st_ino, spare.stat().st_ino}
+    for content in (b"third", b"", b"the fifth is the longest"):
+        before = path.read_bytes()
+        write_over_spare(path, content, mode=0o600)
+        assert (path.read_bytes(), spare.read_bytes()) == (content, before)
+        assert {path.stat().st_ino, spare.stat().st_ino} == inodes
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert sorted(tmp_path.iterdir()) == [spare, path]
+
+
+def test_a_spare_that_is_none_is_not_written_through(tmp_path: Path) -> None:
+    path, spare, other = tmp_path / "head", tmp_path / ".head.spare", tmp_path / "other"
+    other.write_bytes(b"somebody's")
+    path.write_bytes(b"old")
+    for make in (spare.symlink_to, spare.hardlink_to):
+        make(other)
+        write_over_spare(path, b"new")
+        assert (path.read_bytes(), other.read_bytes()) == (b"new", b"somebody's")
+        spare.unlink()
+    spare.hardlink_to(path)  # Of a crash.
+    path.with_name(".head.old").hardlink_to(path)
+    write_over_spare(path, b"newer")
+    assert (path.read_bytes(), spare.read_bytes()) == (b"newer", b"new")
+    spare.unlink()
+    spare.mkdir()
+    with pytest.raises(StorageError):
+        write_over_spare(path, b"newest")
+    assert path.read_bytes() == b"newer"
+
+
+def test_without_hard_links_a_file_is_replaced_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr("os.link", link)
+    for content in (b"first", b"second", b"third"):
+        write_over_spare(tmp_path / "head", content)
+        assert [each.read_bytes() for each in tmp_path.iterdir()] == [content]

@@ -37,6 +37,7 @@ _BOUNDED: Final = 3.0
 """Clip norms that noise may reach under a bounded cap, at the least."""
 _MESSAGES_PER_SECOND = 100.0
 """A loopback broker takes more than the 10 messages a second of a hosted one."""
+_CHARGES: Final = 500
 _MOST_MIXED: Final = 1_000
 """Messages of a batch, where a round has more."""
 _AFTER_THE_WINDOW_S: Final = 2.0
@@ -101,6 +102,9 @@ def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAd
                 "minimum_compute_slot_s": times.compute_slot_s / _PERIODS,
                 "minimum_jitter_window_s": settings.jitter_window_s,
                 "minimum_fragments": 1,
+                # What a device takes of the disk at its first start, which many have here together.
+                "maximum_charges": max(_CHARGES, 4 * settings.rounds),
+                **({"maximum_update_mib": _update_mib(spec)} if spec.projection is None else {}),
                 "methods": [settings.method],
                 "trust": [str(settings.mechanism.trust)],
                 "allow_unproven": settings.cap == "published",
@@ -113,6 +117,12 @@ def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAd
             agent["trusted_graphs"] = trusted
         _write_yaml(layout.agent_file(number), agent)
     return times
+
+
+def _update_mib(spec: ModelSpec) -> int:
+    """Enough for any update of a model, in as many fragments as there may be: four bytes a value are more
+    than any takes."""
+    return 5 + (4 * spec.parameter_count >> 20)
 
 
 def _write_mixer(

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commands import dpagent
 from enrolments import EnrolmentFleet, enrol
 
 from agent.audit import audit
 from agent.identity import read_certificate
 from agent.settings import AgentSettings, load_agent_settings
-from commands import dpagent
 from dpagent.errors import ExitCode
 
 NOWHERE = "mqtts://127.0.0.1:1"

@@ -11,21 +11,25 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from fleets import make_plan
 from ledgers import BUDGET, DATA, DATASET, charge_for, charge_rounds, fragments
+from small_disks import fill, leave, on_disks_of_their_own
 from storms import in_a_child
 
 from agent.audit import verify
 from agent.charges import Charge
 from agent.custody import begin_ledger
 from agent.heads import LedgerFiles
+from agent.ledger_room import FRAGMENT_BYTES, LedgerRoom
+from agent.limit_settings import LimitSettings
+from agent.spool import SpooledFragment
 from agent.state import AgentState
 from dpagent.errors import ExitCode, StorageError
+from dpagent.protocol.dummies import MAX_DUMMIES
 
 JOB = (b"k" * 16).hex()
 SENT = fragments(7, 40)
@@ -156,37 +160,6 @@ def test_a_start_without_room_says_so_and_changes_nothing(device: Device, limit:
 # --- a small file system ------------------------------------------------------------------------
 
 
-def on_a_disk_of_its_own(scenario: Callable[[Path, Path], None], tmp_path: Path) -> None:
-    """Run a scenario of this file where the state has a small disk of its own, the second head another."""
-    root, boot = tmp_path / "root", tmp_path / "boot"
-    root.mkdir()
-    boot.mkdir()
-    if shutil.which("unshare") is None:
-        pytest.skip("mounting a small disk needs unshare, of util-linux")
-    inside = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
-    mounts = f"mount -t tmpfs -o size=4m x {root} && mount -t tmpfs -o size=64k x {boot}"
-    if subprocess.run([*inside, "sh", "-c", mounts], capture_output=True, check=False).returncode != 0:
-        pytest.skip("this system lets nobody mount a small disk")
-    program = (
-        f"import sys; sys.path[:0] = {[str(Path(__file__).parents[1]), str(Path(__file__).parent)]!r}; "
-        f"import pathlib, {Path(__file__).stem} as tests; "
-        f"tests.{scenario.__name__}(pathlib.Path({str(root)!r}), pathlib.Path({str(boot)!r}))"
-    )
-    run = subprocess.run(
-        [*inside, "sh", "-c", f'{mounts} && exec "$0" -P -c "$1"', sys.executable, program],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-
-
-def leave(disk: Path, free: int) -> Path:
-    """Fill a disk but for so many bytes, or a page less; the file that does it."""
-    filler = disk / "filler"
-    room = os.statvfs(disk)
-    filler.write_bytes(bytes(max(0, room.f_bavail * room.f_frsize - free)))
-    return filler
-
-
 def the_disk_fills(root: Path, boot: Path) -> None:
     device = Device(root, boot)
     failed, stood = set(), set()
@@ -205,6 +178,7 @@ def the_disk_fills(root: Path, boot: Path) -> None:
 def the_disk_of_the_second_head_fills(root: Path, boot: Path) -> None:
     device = Device(root, boot)
     state = device.opened()
+    (boot / ".state.head.spare").unlink()  # Over which the next one would be written.
     filler = leave(boot, 0)
     assert device.take_part(state) == "charge"
     state.close()
@@ -237,10 +211,70 @@ def the_disk_becomes_read_only(root: Path, boot: Path) -> None:
         device.goes_on()
 
 
+FULL_LIMITS = LimitSettings(maximum_charges=40, maximum_update_mib=1)
+LARGEST = [(0, 870), (60, 830), (231, 730), (1_400, 400), (59_000, 17)]
+"""Lengths of fragments, and how many of each an update may have within these limits."""
+
+
+def no_disk_is_asked_for_room_once_it_is_taken(root: Path) -> None:
+    """The largest rounds, settled and sat out, and as many charges as there may be, on a disk without a free
+    byte; then the same after a power cut."""
+    files = LedgerFiles(root / "state", root / "state.head")
+    room = LedgerRoom.of(FULL_LIMITS, has_tokens=True)
+    begin_ledger(files, {DATASET: BUDGET})
+    state = AgentState(files, {DATASET: BUDGET}, room)
+    state.save_heads()
+    fill(root)
+    for job, (length, count) in enumerate(LARGEST):
+        assert count * (length + FRAGMENT_BYTES) <= FULL_LIMITS.maximum_update_mib << 20
+        _take_part_in_a_job(state, bytes([job]) * 16, length, count)
+    _kill(state)
+    again = AgentState(files, {DATASET: BUDGET}, room)
+    _take_part_in_a_job(again, b"a" * 16, *LARGEST[2])
+    again.close()
+    assert verify(files.state_dir, files.second_head).charges == 3 * (len(LARGEST) + 1)
+
+
+def _take_part_in_a_job(state: AgentState, job: bytes, length: int, count: int) -> None:
+    name = job.hex()
+    for number in (1, 2, 3):
+        charge = charge_for(make_plan(job=job, round=number), DATA, state.ledger)
+        state.offer(name, number, bytes(32), 0.0)
+        state.charge([charge], 0.0)
+        state.expire_other_rounds(name, number, 0.0)
+        sent = [SpooledFragment(os.urandom(16), os.urandom(length), 0.0) for _ in range(count)]
+        state.spool_round(name, number, sent, 0.0, None)
+        state.reschedule((float(place), each.digest) for place, each in enumerate(sent))
+        state.mark_sent({each.digest: 9.0 for each in sent}, 1.0)
+        state.write_notes()
+        if number < 3:  # The last ones expire with the next job.
+            state.mark_counted([each.digest for each in sent], 2.0)
+            state.write_notes()
+    other = bytes(255 - value for value in job).hex()
+    state.offer(other, 1, bytes(32), 0.0)
+    state.sit_out(other, 1, bytes(32), "why " * 100, 0.0)
+    state.expire_other_rounds(other, 1, 0.0)
+    dummies = [SpooledFragment(os.urandom(16), os.urandom(350), 0.0) for _ in range(MAX_DUMMIES)]
+    state.spool_dummies(other, 1, dummies, 0.0)
+
+
+def _kill(state: AgentState) -> None:
+    """What a power cut leaves: SQLite's own files stay as they are."""
+    log = Path(f"{state.file}-wal")
+    os.link(log, log.with_name("kept"))
+    state.close()
+    log.with_name("kept").rename(log)
+
+
+def test_no_disk_is_asked_for_room_once_it_is_taken(tmp_path: Path) -> None:
+    """Before, how much room records had left on the disk decided whether a round could be kept."""
+    on_disks_of_their_own(no_disk_is_asked_for_room_once_it_is_taken, {tmp_path / "root": "64m"})
+
+
 @pytest.mark.parametrize(
     "scenario", [the_disk_fills, the_disk_of_the_second_head_fills, the_disk_becomes_read_only]
 )
 def test_a_round_outlives_a_full_and_a_read_only_disk(
     tmp_path: Path, scenario: Callable[[Path, Path], None]
 ) -> None:
-    on_a_disk_of_its_own(scenario, tmp_path)
+    on_disks_of_their_own(scenario, {tmp_path / "root": "4m", tmp_path / "boot": "64k"})

@@ -209,7 +209,8 @@ def test_a_second_head_that_cannot_be_written_stops_the_device_before_a_record_i
     state = open_state(path)
     charge_rounds(state, 1)
     second = files_of(path).second_head
-    blocked = second.with_name(f".{second.name}.new")
+    blocked = second.with_name(f".{second.name}.spare")
+    blocked.unlink()
     blocked.mkdir()
     with pytest.raises(StorageError):
         charge_rounds(state, 2)

@@ -68,11 +68,18 @@ def _kill_at(step: int) -> None:
         if next(points) == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    write, whole = agent.heads.write_atomically, agent.database.transaction
+    write, replace, whole = (
+        agent.heads.write_over_spare, dpagent.storage.replace_durably, agent.database.transaction
+    )  # fmt: skip
 
-    def write_atomically(*arguments: Any, **options: Any) -> None:
+    def write_over_spare(*arguments: Any, **options: Any) -> None:
         point()
         write(*arguments, **options)
+        point()
+
+    def replace_durably(*arguments: Any) -> None:
+        point()
+        replace(*arguments)
         point()
 
     @contextmanager
@@ -82,7 +89,8 @@ def _kill_at(step: int) -> None:
             point()
         point()
 
-    agent.heads.write_atomically = write_atomically
+    agent.heads.write_over_spare = write_over_spare
+    dpagent.storage.replace_durably = replace_durably
     agent.database.transaction = agent.state.transaction = agent.custody.transaction = transaction
 
 

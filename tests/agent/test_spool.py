@@ -111,7 +111,7 @@ def test_lines_of_settled_fragments_are_bounded(
     spool: Spool, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job may have thousands of rounds of as many fragments as an update has coordinates."""
-    monkeypatch.setattr("agent.spool._SETTLED_KEPT", 2)
+    monkeypatch.setattr("agent.spool.SETTLED_KEPT", 2)
     spool.mark_counted([b"a1", b"a2"])
     spool.put("job", 2, [SpooledFragment(b"b", b"message", 1.0)])
     assert set(lines(connection)) == {b"a1", b"a2", b"a3", b"b"}

@@ -201,12 +201,14 @@ def test_a_full_disk_while_charging_leaves_no_charge(path: Path, state: AgentSta
 def test_a_head_that_cannot_be_written_does_not_unsettle_the_ledger(path: Path, state: AgentState) -> None:
     """The commit counts: what it charged stays charged in memory as on disk."""
     charge_rounds(state, 1)
-    (path / ".ledger.head.new").mkdir()
+    blocked = path / ".ledger.head.spare"
+    blocked.unlink()
+    blocked.mkdir()
     with pytest.raises(StorageError):
         charge_rounds(state, 2)
     assert [row[0] for row in entries(state.connection)] == [1, 2, 3]
     assert state.ledger.trusts_of(DATASET, (b"j" * 16).hex(), 2)
-    (path / ".ledger.head.new").rmdir()
+    blocked.rmdir()
     charge_rounds(state, 3)
     assert verify(path).charges == 3
 

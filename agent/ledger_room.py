@@ -1,0 +1,151 @@
+"""Room on the disk for the books, taken when the agent starts: no round asks the disk for more.
+
+Records may lie on the same disk. If a charge, or an update, needed blocks that are free at that moment, a
+coordinator who chooses how long an update is would learn by the agent's silence how full the disk is, to a
+block, and so whether a record is there: for no more than the ε of a round with any noise.
+
+So the largest database that the device's limits allow is taken at the first start, as free pages of it, and
+its write-ahead log at each. A database never shrinks, and the log only when the program stops, which its
+owner decides; a power cut leaves it. A disk that has not so much keeps the agent from starting.
+
+What it does not cover: a file system that writes each block anew elsewhere (btrfs, ZFS, an overlay over
+another), or that stores zeros in no room, keeps no such promise. Nor does it cover a reader of the database
+that goes on for many rounds, which keeps the log from beginning anew.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agent.limit_settings import LimitSettings
+from agent.spool import SETTLED_KEPT
+from dpagent.errors import StorageError
+from dpagent.protocol.dummies import MAX_DUMMIES
+from dpagent.storage import transaction
+
+FRAGMENT_BYTES: Final = 1_200
+"""Of a fragment in the database, besides its values: two rows, two places in indexes, and what its last page
+has too much. 1,141 were measured at the most, with values of 231 bytes."""
+_DUMMY_BYTES: Final = 320
+_DUMMY_WITH_TOKEN_BYTES: Final = 1_500
+_CHARGE_BYTES: Final = 1_536
+"""Of a charge, and of what is remembered of its job."""
+_SETTLED_BYTES: Final = 320
+_FIXED_BYTES: Final = 3 << 20
+"""Of the last rounds, and the counters."""
+_TOKEN_BYTES: Final = 10 << 20
+"""Of the requests for tokens that are kept, 64 of at most 224, and of lists of keys."""
+_PACKED: Final = 1.25
+"""Pages that rows are spread over have so much more than the rows."""
+_LOG_BYTES: Final = 2 << 20
+"""Of the log besides the largest transaction: it begins anew when it has a thousand pages, 1 MiB."""
+_AT_ONCE: Final = 8 << 20
+_FRAME_BYTES: Final = 24
+_INDEXED: Final = 4_000
+"""Pages of the log, and a few more, that a part of its index tells of."""
+_INDEX_BYTES: Final = 32 << 10
+
+
+class LedgerRoom(NamedTuple):
+    """What the books may need.
+
+    Attributes:
+        database_bytes: of the database.
+        log_bytes: of its write-ahead log.
+    """
+
+    database_bytes: int
+    log_bytes: int
+
+    @classmethod
+    def of(cls, limits: LimitSettings, *, has_tokens: bool) -> LedgerRoom:
+        """By the device's own limits, which plans are held to before anything is kept of them.
+
+        Args:
+            limits: of the device.
+            has_tokens: whether the device may ask for tokens.
+        """
+        # Dummies ask for a receipt beside an update that has none.
+        dummies = MAX_DUMMIES * (_DUMMY_WITH_TOKEN_BYTES if has_tokens else _DUMMY_BYTES)
+        sent = (limits.maximum_update_mib << 20) + dummies
+        rows = sent + _CHARGE_BYTES * limits.maximum_charges + _SETTLED_BYTES * SETTLED_KEPT
+        rows += _FIXED_BYTES + has_tokens * _TOKEN_BYTES
+        return cls(int(_PACKED * rows), int(_PACKED * sent) + _LOG_BYTES)
+
+    def missing_bytes(self, file: Path) -> int:
+        """What a database has not taken of it yet.
+
+        Args:
+            file: the database, which need not be there.
+        """
+        return sum(
+            max(0, wanted - (each.stat().st_size if each.exists() else 0))
+            for each, wanted in ((file, self.database_bytes), (Path(f"{file}-wal"), self.log_bytes))
+        )
+
+
+class TakenRoom:
+    """The room of an open database, taken.
+
+    Args:
+        file: the database.
+        connection: to it, the only one.
+        room: that it may need.
+
+    Raises:
+        sqlite3.Error, OSError: the disk has no such room.
+        StorageError: another program reads the database.
+    """
+
+    def __init__(self, file: Path, connection: sqlite3.Connection, room: LedgerRoom) -> None:
+        self._file, self._connection = file, connection
+        # Else rows that a statement changes are kept in files of the system's.
+        connection.execute("PRAGMA temp_store=MEMORY")
+        page_bytes = self._number("page_size")
+        self._take_pages(room.database_bytes - self._number("page_count") * page_bytes)
+        log = os.open(f"{file}-wal", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(log, 0, room.log_bytes)
+            os.fsync(log)
+        finally:
+            os.close(log)
+        # The index of the log stays open: SQLite's locks on it are this process's, and end when any of its
+        # descriptors is closed.
+        parts = 1 + room.log_bytes // ((page_bytes + _FRAME_BYTES) * _INDEXED)
+        self._index = os.open(f"{file}-shm", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(self._index, 0, parts * _INDEX_BYTES)
+        except BaseException:
+            self.close()
+            raise
+
+    def _take_pages(self, missing: int) -> None:
+        """Make the database larger by so many bytes of free pages."""
+        connection = self._connection
+        erases = self._number("secure_delete")
+        connection.execute("PRAGMA secure_delete=OFF").close()  # There is nothing in these pages.
+        if missing > 0:
+            with transaction(connection):
+                connection.execute("CREATE TABLE IF NOT EXISTS room (filler BLOB NOT NULL) STRICT")
+            for start in range(0, missing, _AT_ONCE):
+                with transaction(connection):
+                    size = min(_AT_ONCE, missing - start)
+                    connection.execute("INSERT INTO room VALUES (zeroblob(?))", (size,))
+                # What is free is written no more: first all of it has to be in the file.
+                is_busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                if is_busy:
+                    raise StorageError(f"{self._file} is read by another program. Stop that program first.")
+        if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'room'").fetchone():
+            with transaction(connection):
+                connection.execute("DROP TABLE room")
+        connection.execute(f"PRAGMA secure_delete={erases}").close()
+
+    def _number(self, pragma: str) -> int:
+        return int(self._connection.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+    def close(self) -> None:
+        """Close what was open beside the database, after it."""
+        os.close(self._index)
