@@ -39,8 +39,8 @@ class LimitSettings(Settings):
     """Most fragments that a plan may cut an update into, as many as coordinators can ask for. Each takes
     up to 1,200 bytes of disk besides its values."""
     maximum_update_mib: Annotated[int, Field(ge=1, le=256)] = 8
-    """Most that the fragments of an update may take on disk, with 1,200 bytes for each besides its values. The
-    agent takes two and a half times as much when it starts, so that no round asks the disk for room."""
+    """Most that the fragments of an update may take on disk, with 1,200 bytes for each besides its values.
+    The agent takes two and a half times as much when it starts, so that no round asks the disk for room."""
     maximum_model_mib: Annotated[int, Field(ge=1, le=800)] = 128
     """Most that weights and assets of a plan may take together. The agent holds them up to three times, and
     keeps nothing of a larger model."""
@@ -52,8 +52,9 @@ class LimitSettings(Settings):
     """Largest δ of one job; without it, all that the lifetime budget has left."""
     maximum_charges: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
     """Most charges, one for each round and account, that the ledger takes in the device's life. Each has 1.9
-    kB on disk, which the agent takes when it first starts, and is priced again at each start. With `dummy_traffic`, also the most jobs that it takes part in or sits out: it remembers each, and
-    is silent in any further one."""
+    kB on disk, which the agent takes when it first starts, and is priced again at each start. With
+    `dummy_traffic`, also the most jobs that it takes part in or sits out: it remembers each, and is silent in
+    any further one."""
     methods: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = _TRUST_NOBODY
     """Methods that this device takes part in, by name (``dpagent methods list``); by default all that trust
     nobody."""
