@@ -98,6 +98,7 @@ class StateDatabase:
                 # Debian's SQLite writes zeros over all that is deleted, as much again as the fragments. FAST:
                 # only within pages that are written anyway; others take the next round's fragments.
                 self.connection.execute("PRAGMA secure_delete = FAST")
+                # Else rows that a statement changes may be kept in files of the system's, on the same disk.
                 self.connection.execute("PRAGMA temp_store = MEMORY")
                 require_whole(self.connection, self.file)
                 if room is not None:
