@@ -271,6 +271,24 @@ def test_no_disk_is_asked_for_room_once_it_is_taken(tmp_path: Path) -> None:
     on_disks_of_their_own(no_disk_is_asked_for_room_once_it_is_taken, {tmp_path / "root": "64m"})
 
 
+def test_room_that_a_power_cut_left_half_taken_is_taken_whole(tmp_path: Path) -> None:
+    files, room = LedgerFiles(tmp_path / "state", tmp_path / "head"), LedgerRoom(3 << 20, 2 << 20)
+    begin_ledger(files, {DATASET: BUDGET})
+    state = AgentState(files, {DATASET: BUDGET})
+    state.connection.execute("CREATE TABLE room (filler BLOB NOT NULL) STRICT")
+    state.connection.execute("INSERT INTO room VALUES (zeroblob(1048576))")
+    state.close()
+    for _ in range(2):
+        state = AgentState(files, {DATASET: BUDGET}, room)
+        free = int(state.connection.execute("PRAGMA freelist_count").fetchone()[0])
+        log = Path(f"{files.database}-wal").stat()
+        assert free * 1_024 > room.database_bytes - (200 << 10)
+        assert min(log.st_size, log.st_blocks * 512) >= room.log_bytes
+        assert files.database.stat().st_blocks * 512 >= room.database_bytes
+        state.close()
+    assert verify(files.state_dir, files.second_head).entries == 1
+
+
 @pytest.mark.parametrize(
     "scenario", [the_disk_fills, the_disk_of_the_second_head_fills, the_disk_becomes_read_only]
 )
