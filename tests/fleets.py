@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -228,11 +229,17 @@ def records(count: int) -> ArrayDataset:
     return ArrayDataset(inputs, np.arange(count, dtype=np.int64) % 10, 10)
 
 
-def digits(start: int, stop: int) -> ArrayDataset:
-    """Records of scikit-learn's handwritten digits."""
+@cache
+def _digits() -> Any:
+    """Read once: it is a text, which takes a tenth of a second."""
     from sklearn.datasets import load_digits
 
-    bunch = load_digits()
+    return load_digits()
+
+
+def digits(start: int, stop: int) -> ArrayDataset:
+    """Records of scikit-learn's handwritten digits."""
+    bunch = _digits()
     inputs = (bunch.images[start:stop] / 16.0).astype(np.float32)[..., np.newaxis]
     return ArrayDataset(inputs, bunch.target[start:stop].astype(np.int64), 10)
 
