@@ -19,7 +19,7 @@ from observers import Observer
 
 from agent.audit import audit, verify
 from agent.ledger import LedgerError
-from coordinator.database import database_file
+from coordinator.database.sqlite import database_file
 from coordinator.keys import load_signer
 from coordinator.reader import StoreReader
 from coordinator.settings import load_coordinator_settings
