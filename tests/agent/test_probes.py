@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +247,28 @@ def test_requests_after_a_plan_that_came_while_the_device_trained_tell_nothing_o
     monkeypatch.setattr(Publisher, "end_on_any_grid", end)
     one, other = (asked_at(tmp_path / f"as before {epoch}", epoch, 0.5) for epoch in (0.0, -0.5))
     assert one != other
+
+
+def test_what_has_no_receipt_leaves_again_and_writes_nothing_for_it(tmp_path: Path) -> None:
+    """A coordinator that gives all boards receipts but one would see, by name, how that one comes to what its
+    owner lets it write in a day."""
+    with served(tmp_path) as fleet:
+        go_by(fleet, 1)
+        state, line = fleet.device.state, fleet.device.line
+        fleet.device.clock.advance(4 * SLOT_S)
+        fleet.device.cycle._publisher.publish_due()
+        state.write_notes()
+        before = len(line.sent)
+        with closing(sqlite3.connect(state.file)) as other:
+            version = "PRAGMA data_version"
+            seen = other.execute(version).fetchone()
+            for _ in range(20):
+                fleet.device.clock.advance(5.0)
+                fleet.device.cycle._publisher.publish_due()
+                state.write_notes()
+            assert len(line.sent) > before + 5 * BLOCKS
+            assert other.execute(version).fetchone() == seen
+            (digests,) = fleet.device.pending().values()
+            receipted(fleet, digests[0])
+            state.write_notes()
+            assert other.execute(version).fetchone() != seen
