@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 import warnings
@@ -29,6 +30,7 @@ from dpagent.extras import extra_needed
 _LEAST_STORE_BYTES: Final = 256 << 20
 _STORE_SHARE: Final = 0.3
 """Of the machine's memory, at most; Ray keeps the rest of the records on the disk."""
+_ANSWERS_S: Final = 5.0
 _SPARE: Final = 2.0
 """So many times the records fit in the store: features take their place, and sums come beside them."""
 
@@ -85,11 +87,14 @@ def ray_package(request: ClusterRequest) -> Any:
         request: Which Ray is to be used.
 
     Raises:
+        ClusterError: Nothing answers at the address.
         ConfigurationError: The extra is missing; or others have imported the package before, so that a Ray
             that is started here would be open to the network.
     """
     wanted = {"RAY_USAGE_STATS_ENABLED": "0"}
-    if request.address is None:
+    if request.address is not None and _is_on_loopback(request.address):
+        wanted |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    elif request.address is None:
         # What keeps Ray on the loopback interface on systems without clusters keeps it there on Linux; and
         # other users of this machine reach that interface too, so it asks for a token.
         wanted |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
@@ -104,6 +109,44 @@ def ray_package(request: ClusterRequest) -> Any:
     with extra_needed("simulation", "A virtual fleet"):
         import ray
     return ray
+
+
+def _is_on_loopback(address: str) -> bool:
+    """Whether a cluster is on this machine's loopback interface alone. Ray itself waits for minutes where
+    nothing answers, and takes a loopback address for that of another interface.
+
+    Raises:
+        ClusterError: Nothing answers.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    is_here = host == "localhost" or host.startswith("127.") or host == "::1"
+    if is_here and _answers(_own_address(), int(port)):
+        return False
+    if not _answers(host, int(port)):
+        raise ClusterError(
+            f"--address {address}: nothing answers there. Expected HOST:PORT of a Ray cluster's head node, "
+            "as `ray start --head` prints it."
+        )
+    return is_here
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), _ANSWERS_S):
+            return True
+    except (OSError, OverflowError):
+        return False
+
+
+def _own_address() -> str:
+    """This machine's on the interface to others; asking for it sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # An address for documentation (RFC 5737).
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
 
 
 def _start(ray: Any, request: ClusterRequest, record_bytes: int, directory: Path) -> None:
