@@ -31,8 +31,8 @@ from typing import Any, Final
 import yaml
 
 from benchmarks.figures import STANDARD_ERROR, Figure
+from benchmarks.one_process import mean_and_error, mnist
 from benchmarks.plots import METHODS, Panel, Point, draw
-from benchmarks.simulation import mean_and_error, mnist
 from coordinator.settings import FleetSettings
 from dpagent.learning.data.splits import split
 from simulation.data.source import open_source

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from agent.noisy_sums import clipped_sum
 from benchmarks.figures import STANDARD_ERROR, Figure
-from benchmarks.simulation import SEEDS, Run, digits_settings, mean_and_error, over_seeds
+from benchmarks.one_process import SEEDS, Run, digits_settings, mean_and_error, over_seeds
 from coordinator.influence import HonestNorms
 from coordinator.settings import AggregationSettings
 from dpagent.protocol.codec import MessageError

@@ -22,7 +22,7 @@ come from the operating system's entropy, so the figures vary within their error
 from __future__ import annotations
 
 from benchmarks.figures import STANDARD_ERROR, Figure
-from benchmarks.simulation import Run, digits_settings, mean_and_error, over_seeds
+from benchmarks.one_process import Run, digits_settings, mean_and_error, over_seeds
 from coordinator.job_settings import CapSettings
 from dpagent.learning.models.built_ins import built_in
 from simulation.request import CapPlace

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.figures import STANDARD_ERROR, Figure
-from benchmarks.simulation import digits_settings, mean_and_error, over_seeds
+from benchmarks.one_process import digits_settings, mean_and_error, over_seeds
 from dpagent.protocol.noisy_sum import NoisySum
 from simulation.settings import RunSettings
 from simulation.training_loop import TrainingLoop

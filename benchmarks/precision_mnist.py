@@ -15,8 +15,8 @@ Limits: five seeds. The data are not part of the project: without the four IDX f
 from __future__ import annotations
 
 from benchmarks.figures import Figure
+from benchmarks.one_process import SEEDS, mnist
 from benchmarks.precision import sides
-from benchmarks.simulation import SEEDS, mnist
 from dpagent.learning.models.built_ins import built_in
 from simulation.choices import settle
 from simulation.request import Request

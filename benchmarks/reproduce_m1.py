@@ -30,8 +30,8 @@ from typing import Final
 import yaml
 
 from benchmarks.figures import STANDARD_ERROR, Figure
+from benchmarks.one_process import DIGITS, mean_and_error, over_seeds
 from benchmarks.plots import METHODS, Panel, Point, draw
-from benchmarks.simulation import DIGITS, mean_and_error, over_seeds
 from coordinator.job_settings import ScheduleSettings
 from dpagent.learning.model_files import find_model
 from dpagent.learning.models.built_ins import built_in

@@ -46,9 +46,9 @@ import yaml
 
 from benchmarks.cifar import CIFAR_NETWORK, cifar_10
 from benchmarks.figures import STANDARD_ERROR, Figure
+from benchmarks.one_process import mean_and_error
 from benchmarks.plots import METHODS, Panel, Point, draw
 from benchmarks.reproduce_m1 import EVEN, SCHEDULES
-from benchmarks.simulation import mean_and_error
 from coordinator.job_settings import ScheduleSettings
 from coordinator.settings import FleetSettings
 from dpagent.learning.data.dataset import Dataset

@@ -20,9 +20,9 @@ from __future__ import annotations
 from typing import Final
 
 from benchmarks.figures import Figure
+from benchmarks.one_process import mnist
 from benchmarks.reproduce_m1 import accuracies, difference_figures
 from benchmarks.reproduce_m1_mnist import LOT, settings_of
-from benchmarks.simulation import mnist
 
 _EPSILON: Final = 1.0
 _SEEDS: Final = range(3)

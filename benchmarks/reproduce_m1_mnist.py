@@ -25,9 +25,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from benchmarks.figures import Figure
+from benchmarks.one_process import SEEDS, mnist
 from benchmarks.plots import METHODS, Panel, Point, draw
 from benchmarks.reproduce_m1 import SCHEDULES, accuracies, difference_figures
-from benchmarks.simulation import SEEDS, mnist
 from dpagent.learning.models.built_ins import built_in
 from simulation.choices import settle
 from simulation.request import DataSelection, Request

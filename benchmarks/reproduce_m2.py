@@ -35,8 +35,8 @@ import numpy as np
 import yaml
 
 from benchmarks.figures import STANDARD_ERROR, Figure
+from benchmarks.one_process import mean_and_error, mnist
 from benchmarks.plots import METHODS, Panel, Point, draw
-from benchmarks.simulation import mean_and_error, mnist
 from benchmarks.swarm import run_swarm
 from coordinator.settings import FleetSettings
 from dpagent.learning.data.dataset import Dataset

@@ -42,8 +42,8 @@ from typing import Any, Final
 import yaml
 
 from benchmarks.figures import STANDARD_ERROR, Figure
+from benchmarks.one_process import mean_and_error, mnist, over_seeds
 from benchmarks.plots import METHODS, Panel, Point, draw
-from benchmarks.simulation import mean_and_error, mnist, over_seeds
 from dpagent.learning.model_files import find_model
 from simulation.choices import settle
 from simulation.request import Request

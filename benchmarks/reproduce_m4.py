@@ -32,8 +32,8 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.figures import STANDARD_ERROR, Figure
+from benchmarks.one_process import mean_and_error
 from benchmarks.plots import METHODS, Panel, Point, draw
-from benchmarks.simulation import mean_and_error
 from coordinator.settings import FleetSettings
 from dpagent.learning.data.dataset import ArrayDataset
 from simulation.training_loop import TrainingLoop

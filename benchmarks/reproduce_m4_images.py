@@ -36,8 +36,8 @@ import yaml
 
 from benchmarks.cifar import CIFAR_NETWORK, cifar_10
 from benchmarks.figures import Figure
+from benchmarks.one_process import mnist
 from benchmarks.plots import METHODS, Panel, Point, draw
-from benchmarks.simulation import mnist
 from coordinator.settings import FleetSettings
 from dpagent.learning.data.splits import split
 from dpagent.learning.models.spec import ModelSpec

@@ -1,171 +1,200 @@
-"""The demo's training without its network: the same steps in one process, many times over.
+"""A virtual fleet on Ray: what it takes above its engine, how that grows with devices, and with nodes.
 
-All of it is the fleet's own (``simulation/training_loop.py``), with the settings of the demo's digits
-preset; only messages, ledgers and waiting are missing, and no fragment is lost. The seed sets the split,
-the shards and the initial weights; lots and noise come from the operating system's entropy, as they always
-do.
+`mnist-cnn`, 600 made-up records a device, one round. *Engine alone*: the same Ray workers compute the same
+records with the same engine, device by device, and nothing else: no lots, noise, fragments or checks. Sides
+take turns; a ratio is the median over turns. With a sampling rate of 1 a round computes all records; with 0.1
+a tenth of them, and noise, which takes as long for any lot, weighs ten times as much.
+
+*Nodes*: Ray's own cluster utilities start two nodes with one core each on this machine; one side may use the
+first alone.
+
+Limits: two cores, on which nothing else may run. `run_long()` has 10,000 devices, which takes ten minutes and
+5 GB of shared memory.
 """
 
 from __future__ import annotations
 
-import math
+import json
+import os
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.noisy_sums import noisy_sum, sum_of_moments
-from benchmarks.demo import mnist_directory
-from coordinator.aggregation import median_of_means
-from coordinator.job_settings import ScheduleSettings
-from coordinator.settings import AggregationSettings, FleetSettings
+from benchmarks.figures import Figure
+from benchmarks.programs import python, run_json
 from coordinator.store import OpenRound
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
-from dpagent.learning.data.settings import DatasetSettings
-from dpagent.learning.data.splits import split
-from dpagent.learning.front_end.features import FrontEnd
-from dpagent.learning.model_files import find_model
 from dpagent.learning.models.built_ins import built_in
-from dpagent.learning.models.spec import ModelSpec
-from dpagent.privacy.covariance import leading_directions
 from dpagent.protocol.noisy_sum import NoisySum
+from dpagent.protocol.weights import weights_to_bytes
 from simulation.choices import settle
-from simulation.data.source import open_source
 from simulation.planning import trial_job, trial_planner
 from simulation.programs.configurations import fleet_settings
-from simulation.request import CapKind, CapPlace, DataSelection, Request
-from simulation.settings import DataForm, RunSettings
-from simulation.training_loop import TrainingLoop
+from simulation.settings import DataForm
+from simulation.virtual.cluster import ClusterRequest, ray_on, ray_package
+from simulation.virtual.crew import RayCrew
+from simulation.virtual.devices import DeviceGroup, GroupSums, RoundOrder, engine_for, sums_of_group
+from simulation.virtual.settings import VirtualRequest
 
-SEEDS = range(5)
-DIGITS = DataForm(train_records=1437, test_records=360, shape=(8, 8, 1), classes=10)
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """How one simulated job ended.
-
-    Attributes:
-        accuracy: Of the final model on the test half.
-        clamped: Coordinates beyond the coordinator's bound, mean over the rounds.
-        in_ball: Share of the gradients that the coordinator had to shorten as a whole.
-    """
-
-    accuracy: float
-    clamped: float
-    in_ball: float
+_RECORDS: Final = 600
+_DEVICES: Final = 200
+_MANY: Final = 10_000
+_TURNS: Final = 5
+_TIMEOUT_S: Final = 7200.0
 
 
-def digits_settings(
-    epsilon: float,
-    *,
-    cap: CapKind = "clamp",
-    cap_at: CapPlace = "coordinator",
-    devices: int | None = None,
-) -> RunSettings:
-    """The settings of ``dpagent demo`` with its digits preset and another ε, cap or number of devices."""
-    request = Request(epsilon=epsilon, cap=cap, cap_at=cap_at, devices=devices)
-    settings, _ = settle(request, DIGITS, "digits", built_in("digits"))
-    return settings
+def run() -> list[Figure]:
+    """Measure with 200 devices."""
+    return _figures(_DEVICES)
 
 
-def mnist() -> tuple[DataSelection, DataForm]:
-    """MNIST as the data of a request, and their form.
-
-    Raises:
-        Skipped: they are not there.
-    """
-    data = DataSelection(dataset="mnist", train=DatasetSettings(path=mnist_directory()))
-    return data, open_source(data, 0).form
+def run_long() -> list[Figure]:
+    """Measure with 10,000 devices."""
+    return _figures(_MANY)
 
 
-def _projected(
-    fleet: FleetSettings, spec: ModelSpec, shards: Sequence[Dataset], test: Dataset
-) -> list[Dataset]:
-    """The features of all shards and of the test data, behind the directions that the first round finds."""
-    before = FrontEnd(spec, before_projection=True)
-    release = trial_planner(fleet, spec, trial_job(fleet, spec)).task(OpenRound(1, 0, 0), b"").release
-    assert isinstance(release, NoisySum)
-    assert release.second_moments is not None
-    assert spec.projection is not None
-    total = np.sum([_noisy_moments(release, _behind(before, shard)) for shard in shards], axis=0)
-    block = release.plan.wire.block
-    sums = {
-        place: (len(shards), total[place * block : (place + 1) * block]) for place in range(release.blocks)
-    }
-    moments = release.second_moments.matrix(median_of_means(release, [sums]))
-    directions = leading_directions(moments, spec.projection.components).astype("<f4").tobytes()
-    front_end = FrontEnd(spec, {"projection": directions})
-    return [_behind(front_end, dataset) for dataset in (*shards, test)]
+def _figures(devices: int) -> list[Figure]:
+    def child(part: str, *more: str) -> dict[str, Any]:
+        command = [*python("-m", "benchmarks.simulation", part, str(devices)), *more]
+        found: dict[str, Any] = run_json(command, timeout_s=_TIMEOUT_S)
+        return found
 
-
-def _noisy_moments(release: NoisySum, records: Dataset) -> NDArray[np.int64]:
-    return noisy_sum(release, np.zeros(0, np.float32), lambda _: sum_of_moments(release, records))
-
-
-def _behind(front_end: FrontEnd, dataset: Dataset) -> Dataset:
-    inputs = np.concatenate([front_end(inputs) for inputs, _ in dataset.batches()])
-    return ArrayDataset(inputs, dataset.labels, dataset.classes)
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and its standard error, the values taken as independent; at least two."""
-    return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
-
-
-def over_seeds(
-    settings: RunSettings,
-    schedule: ScheduleSettings | None = None,
-    aggregation: AggregationSettings | None = None,
-    seeds: Sequence[int] = SEEDS,
-    loop: type[TrainingLoop] = TrainingLoop,
-) -> list[Run]:
-    """One simulated job for each seed, in place of the one in ``settings``."""
-    return [
-        simulate(settings.model_copy(update={"seed": seed}), schedule, aggregation, loop) for seed in seeds
-    ]
-
-
-def simulate(
-    settings: RunSettings,
-    schedule: ScheduleSettings | None = None,
-    aggregation: AggregationSettings | None = None,
-    loop: type[TrainingLoop] = TrainingLoop,
-) -> Run:
-    """Train once.
-
-    Args:
-        settings: Of the run.
-        schedule: In place of the one in ``settings``.
-        aggregation: In place of the mean.
-        loop: Of a fleet with hostile devices, in place of an honest one.
-    """
-    fleet = fleet_settings(settings)
-    if aggregation is not None:
-        fleet = fleet.model_copy(update={"aggregation": aggregation})
-    if schedule is not None:
-        privacy = fleet.privacy.model_copy(update={"schedule": schedule})
-        fleet = fleet.model_copy(update={"privacy": privacy})
-    source = open_source(settings.data, settings.seed)
-    dealt = settings.data
-    shards: list[Dataset] = [
-        *split(
-            source.train,
-            settings.devices,
-            dealt.split,
-            seed=settings.seed,
-            classes_per_part=dealt.classes_per_device,
-        )
-    ]
-    spec, test = find_model(settings.model), source.test
-    if spec.projection is not None:
-        *shards, test = _projected(fleet, spec, shards, test)
-    fleet_of_run = loop(fleet, spec, shards, test, noise=True)
-    rounds = [fleet_of_run.round(number) for number in range(fleet_of_run.first_round, settings.rounds + 1)]
-    return Run(
-        fleet_of_run.accuracy(),
-        statistics.fmean(result.clamped for result in rounds),
-        statistics.fmean(result.shortened for result in rounds),
+    figures = []
+    for rate in ("1.0", "0.1"):
+        found = child("engine", rate)
+        what = f"a round of {devices:,} devices of {_RECORDS} records, sampling rate {rate}"
+        compared = f"engine alone: {found['engine']:.1f} s"
+        figures.append(Figure(what, found["round"], "s", compared, found["ratio"]))
+    found = child("devices")
+    what = f"a device of {devices:,}"
+    figures.append(
+        Figure(what, 1e3 * found["many"], "ms", f"of a quarter: {1e3 * found['few']:.1f} ms", found["ratio"])
     )
+    found = child("nodes")
+    figures.append(Figure("two nodes", found["two"], "s", f"one: {found['one']:.1f} s", found["ratio"]))
+    return figures
+
+
+def engine_alone(order: RoundOrder, group: DeviceGroup) -> GroupSums:
+    """The clipped sums of a group, all records of each device, and nothing else."""
+    task, engine = engine_for(order)
+    release = task.release
+    assert isinstance(release, NoisySum)
+    weights, norms = task.weights_from(order.weights), release.clipping.norms
+    for _, shard in group.shards():
+        inputs, labels = shard.batch(np.arange(round(release.sampling.rate * len(shard))))
+        engine.clipped_sum(weights, inputs, labels, norms)
+    return GroupSums(devices=group.devices)
+
+
+class _EngineAlone(RayCrew):
+    """A crew that computes nothing but clipped sums."""
+
+    def __init__(self, ray: Any, shards: Sequence[Dataset]) -> None:
+        super().__init__(ray, shards)
+        self._sum = ray.remote(num_cpus=1)(engine_alone)
+
+
+class _OnOneNode(RayCrew):
+    """A crew of the first node alone."""
+
+    def __init__(self, ray: Any, shards: Sequence[Dataset]) -> None:
+        super().__init__(ray, shards)
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._sum = ray.remote(num_cpus=1, scheduling_strategy=here)(sums_of_group)
+
+
+def shards_of(devices: int) -> list[Dataset]:
+    """Made-up records; all devices have parts of one array."""
+    generator = np.random.default_rng(0)
+    pool: NDArray[np.uint8] = generator.integers(0, 256, (8 * _RECORDS, 28, 28, 1), np.uint8)
+    labels = generator.integers(0, 10, len(pool))
+    starts = [(device % 8) * _RECORDS for device in range(devices)]
+    return [ArrayDataset(pool[at : at + _RECORDS], labels[at : at + _RECORDS], 10) for at in starts]
+
+
+def order_of(devices: int, rate: float) -> RoundOrder:
+    """The first round of a job."""
+    spec = built_in("mnist-cnn")
+    request = VirtualRequest(
+        model="mnist-cnn", devices=devices, rounds=2, epsilon=2.0, sampling_rate=rate, clip_norm=1.0,
+        learning_rate=1.0,
+    )  # fmt: skip
+    form = DataForm(devices * _RECORDS, 100, (28, 28, 1), 10, dtype="uint8")
+    fleet = fleet_settings(settle(request, form, "mnist-cnn", spec)[0])
+    sent = weights_to_bytes(spec.initial_weights(0), fleet.model.precision)
+    task = trial_planner(fleet, spec, trial_job(fleet, spec)).task(OpenRound(1, 0, 0), sent)
+    return RoundOrder(task.plan, sent, fleet)
+
+
+def in_turns(first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float, float]:
+    """Medians of two sides that take turns, in seconds, and the median of their ratios."""
+    for side in (first, second):
+        side()
+    turns = [(_seconds(first), _seconds(second)) for _ in range(_TURNS)]
+    one, two = (statistics.median(times) for times in zip(*turns, strict=True))
+    return one, two, statistics.median(a / b for a, b in turns)
+
+
+def _seconds(side: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    side()
+    return time.perf_counter() - began
+
+
+def main(part: str, devices: int, rate: float) -> dict[str, float]:
+    """What a child measures."""
+    if part == "nodes":
+        return _nodes(devices)
+    order = order_of(devices, rate)
+    with ray_on(ClusterRequest(), devices * _RECORDS * 784) as ray:
+        shards = shards_of(devices)
+        crew = RayCrew(ray, shards)
+        if part == "engine":
+            alone = _EngineAlone(ray, shards)
+            took, engine, ratio = in_turns(lambda: crew.compute(order), lambda: alone.compute(order))
+            return {"round": took, "engine": engine, "ratio": ratio}
+        quarter = RayCrew(ray, shards[: devices // 4])
+        many, few, ratio = in_turns(lambda: crew.compute(order), lambda: quarter.compute(order))
+        return {"many": many / devices, "few": 4 * few / devices, "ratio": ratio / 4}
+
+
+def _nodes(devices: int) -> dict[str, float]:
+    os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled"}
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    store = max(256 << 20, 2 * devices * _RECORDS * 784)
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as directory:
+        head = {
+            "num_cpus": 1,
+            "object_store_memory": store,
+            "include_dashboard": False,
+            "temp_dir": directory,
+        }
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            cluster.add_node(num_cpus=1, object_store_memory=store)
+            cluster.wait_for_nodes()
+            request = ClusterRequest(address=cluster.address)
+            ray_package(request)
+            with ray_on(request) as ray:
+                shards, order = shards_of(devices), order_of(devices, 1.0)
+                both, one = RayCrew(ray, shards), _OnOneNode(ray, shards)
+                alone, together, ratio = in_turns(lambda: one.compute(order), lambda: both.compute(order))
+                return {"one": alone, "two": together, "ratio": ratio}
+        finally:
+            cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    asked, number, *rest = sys.argv[1:]
+    print(json.dumps(main(asked, int(number), float(rest[0]) if rest else 1.0)))

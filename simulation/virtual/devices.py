@@ -197,6 +197,12 @@ def features_of_group(
     )
 
 
+def engine_for(order: RoundOrder) -> tuple[RoundTask, NumpyEngine]:
+    """The task of a round, and the engine that computes it in this process."""
+    round_ = _round_of(order)
+    return round_.task, round_.engine
+
+
 class _Round:
     """A round as a worker computes it.
 
