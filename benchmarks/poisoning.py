@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from agent.noisy_sums import clipped_sum, noisy_gradients
 from benchmarks.figures import Figure
-from benchmarks.simulation import mnist
+from benchmarks.one_process import mnist
 from coordinator.influence import HonestNorms
 from coordinator.settings import AggregationSettings, FleetSettings
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
