@@ -304,8 +304,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         except OSError:
             temporary.unlink(missing_ok=True)  # A full disk is wanted for what is in use.
             raise
-        faults.reached(FaultPoint.FILE_WRITTEN)
-        replace_durably(path, temporary)
+        _take_place(path, temporary)
 
 
 def write_over_spare(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -337,14 +336,16 @@ def write_over_spare(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        faults.reached(FaultPoint.FILE_WRITTEN)
-        try:
+        with contextlib.suppress(OSError):  # The first time; or the file system has none.
             os.link(path, old)
-        except OSError:  # The first time; or the file system has none.
-            replace_durably(path, spare)
-            return
-        replace_durably(path, spare)
-        old.replace(spare)
+        _take_place(path, spare)
+        if old.exists():
+            old.replace(spare)
+
+
+def _take_place(path: Path, new: Path) -> None:
+    faults.reached(FaultPoint.FILE_WRITTEN)
+    replace_durably(path, new)
 
 
 def replace_durably(path: Path, new: Path) -> None:
