@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import yaml
 from fleets import agent_values, fleet_values
 
 from agent.settings import AgentSettings
+from coordinator.database.opening import open_reader
+from coordinator.database.settings import PostgresqlAddress
 from coordinator.planning import new_job
 from coordinator.settings import FleetSettings, load_fleet_settings, require_same_job
 from dpagent.configuration import changed_settings
@@ -173,3 +176,49 @@ def test_job_terms_leave_out_what_may_change_during_a_job() -> None:
         ConfigurationError, match=r"rounds.*privacy\.schedule\.kind.*coordinator job add FILE"
     ):
         require_same_job(settings.job_terms(), other.job_terms(), "first")
+
+
+def test_a_store_is_sqlite_unless_a_database_is_named(tmp_path: Path) -> None:
+    settings = load_fleet_settings(fleet_file(tmp_path))
+    assert settings.store_place == tmp_path / "state"
+    (tmp_path / "secret").write_text("correct horse\n")
+    store = {"url": "postgresql://meadow@db.example/meadow?sslmode=verify-full", "password_file": "secret"}
+    place = load_fleet_settings(fleet_file(tmp_path, store=store)).store_place
+    assert isinstance(place, PostgresqlAddress)
+    assert (place.url, place.password) == (store["url"], "correct horse")
+    assert str(place) == "postgresql://meadow@db.example/meadow"
+    assert "horse" not in repr(place)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("mysql://meadow@db.example/meadow", "expected postgresql://USER@HOST"),
+        ("postgresql://meadow@db.example", "with the name of a database"),
+        ("postgresql://meadow:horse@db.example/meadow", "a password does not belong in the URL"),
+        ("postgresql://db.example/meadow?password=horse", "a password does not belong in the URL"),
+    ],
+)
+def test_a_database_that_cannot_be_one_is_refused_and_no_password_shown(
+    tmp_path: Path, url: str, words: str
+) -> None:
+    said = problem(fleet_file(tmp_path, store={"url": url}))
+    assert words in said
+    assert "horse" not in said
+
+
+def test_a_password_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    store = {"url": "postgresql://meadow@db.example/meadow", "password_file": "nowhere"}
+    settings = load_fleet_settings(fleet_file(tmp_path, store=store))
+    with pytest.raises(ConfigurationError, match=r"store\.password_file .*nowhere cannot be read"):
+        _ = settings.store_place
+    (tmp_path / "nowhere").write_text("\n")
+    with pytest.raises(ConfigurationError, match="is empty; its first line is the password"):
+        _ = settings.store_place
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    monkeypatch.delitem(sys.modules, "coordinator.database.postgresql", raising=False)
+    with pytest.raises(ConfigurationError, match=r"PostgreSQL as the coordinator's store needs .*psycopg"):
+        open_reader(PostgresqlAddress("postgresql://meadow@db.example/meadow"))

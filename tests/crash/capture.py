@@ -82,6 +82,8 @@ class Capture:
         """By id."""
         self.dummies: dict[bytes, Fragment] = {}
         """By id."""
+        self.probes: dict[bytes, Fragment] = {}
+        """By id."""
         self.plans: dict[int, dict[str, Any]] = {}
         self.plan_digests: dict[int, set[bytes]] = defaultdict(set)
         self.chunks: dict[tuple[bytes, int], bytes] = {}
@@ -174,10 +176,10 @@ class Capture:
         info = second_client.info_of(self._fleet, job)
         message = second_client.open_sealed(payload, info, self._secret)
         number, position, identity = *struct.unpack(">II", message[:8]), message[8:24]
-        is_dummy = message[24] == 255
         fragment = Fragment(sender, number, position, message)
-        known_ones = self.dummies if is_dummy else self.fragments
+        known_ones = {255: self.dummies, 254: self.probes}.get(message[24], self.fragments)
         known = known_ones.setdefault(identity, fragment)
-        self._promises.expect(not is_dummy or not any(message[25:]), f"{sender} sent a dummy that has values")
+        is_empty = known_ones is self.fragments or not any(message[25:])
+        self._promises.expect(is_empty, f"{sender} sent a dummy that has values")
         self._promises.expect(known == fragment, f"{sender} sent two fragments with the id {identity.hex()}")
         return fragment

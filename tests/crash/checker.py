@@ -13,7 +13,7 @@ while programs run. The promises:
 * The rounds of a device are in the states that its ledger and its spool say.
 * A device that publishes dummies for a round publishes no fragment for it; they have no values.
 * The coordinator counts captured fragments, each once, no more in a block than it has seats, and their values
-  as they were sent. Whatever has a receipt is counted, or is a dummy.
+  as they were sent. Whatever has a receipt is counted, or is a dummy or a probe.
 * With a mixer, devices publish to it alone, and it publishes what they sent, each message once, however often
   it was killed and whatever the broker delivers to it again.
 * A closed round's model is that of the round before and the exact sums of the captured fragments that count,
@@ -136,11 +136,14 @@ class Checker:
             entries = connection.execute("SELECT * FROM entries ORDER BY number").fetchall()
             for number, state, plan in connection.execute("SELECT round, state, plan FROM rounds"):
                 device.rounds[number] = state, plan
-            for row in connection.execute(
+            spooled = connection.execute(
                 "SELECT digest, round, state, message FROM fragments LEFT JOIN messages USING (digest)"
-            ):
+            ).fetchall()
+        self.capture.read_on()  # The wiretap knows a plan before the broker, and what has left the spool.
+        probes = {second_client.receipt(identity) for identity in self.capture.probes}
+        for row in spooled:
+            if row[0] not in probes and (row[3] is None or row[3][24] != 254):
                 device.fragments[row[0]] = row[1:]
-        self.capture.read_on()  # The wiretap knows a plan before the broker.
         digest, hashes = bytes(32), [bytes(32)]
         for number, kind, body, stored in entries:
             expected = len(hashes)
@@ -260,7 +263,8 @@ class Checker:
             if closed_at is not None:
                 of_round = sum(1 for at, _ in counted.values() if at == number)
                 self._expect(fragments == of_round, f"round {number}: {of_round} counted, {fragments} stated")
-        digests = {second_client.receipt(identity) for identity in (*counted, *self.capture.dummies)}
+        empty = (*self.capture.dummies, *self.capture.probes)
+        digests = {second_client.receipt(identity) for identity in (*counted, *empty)}
         receipted = receipted | {
             row[start : start + 16] for (row,) in left for start in range(0, len(row), 16)
         }
