@@ -21,6 +21,8 @@ from dpagent.protocol.fragments import receipt_digest
 
 GONE_S: Final = 30.0
 """A worker that was not seen for so long is gone."""
+_REMEMBERED_S: Final = 7 * 86_400.0
+"""How long those that have ended are on record."""
 _RECEIPTS_AT_ONCE: Final = 64
 _TRIES: Final = 8
 _PAUSE_S: Final = 0.05
@@ -171,6 +173,7 @@ class Workers:
                 "RETURNING number, name, version, began_at, seen_at, fragments",
                 (now, now - GONE_S),
             ).fetchall()
+            self._database.execute("DELETE FROM workers WHERE ended_at < ?", (now - _REMEMBERED_S,))
         return [WorkerRecord(*row) for row in rows]
 
     def round(self) -> CountedRound | None:

@@ -144,6 +144,7 @@ def test_every_fault_point_of_a_shared_coordinator_is_survived(
     assert len({*counting, *leading} - set(outcome.kills)) <= 2
 
 
+@pytest.mark.slow
 def test_a_job_of_a_shared_coordinator_is_done_whatever_is_killed_at_random(
     tmp_path: Path, programs: Launcher, postgresql: Postgresql
 ) -> None:
