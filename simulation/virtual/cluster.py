@@ -98,7 +98,9 @@ def ray_package(request: ClusterRequest) -> Any:
         # What keeps Ray on the loopback interface on systems without clusters keeps it there on Linux; and
         # other users of this machine reach that interface too, so it asks for a token.
         wanted |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
-    if "ray" in sys.modules and any(os.environ.get(name) != value for name, value in wanted.items()):
+    if sys.modules.get("ray") is not None and any(
+        os.environ.get(name) != value for name, value in wanted.items()
+    ):
         raise ConfigurationError(
             "Ray was imported in this process before, with settings of its own. Import it after this program "
             "has, or set " + ", ".join(f"{name}={value}" for name, value in wanted.items()) + " before."
