@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cli.options.table import Given
 from dpagent.errors import ConfigurationError, DpagentError, ExitCode, ParameterError, UsageError
@@ -181,18 +181,37 @@ def places_of(output: Given, folder: str) -> Places:
     return Places(root, json_file, report)
 
 
-def stops_with(how_to_go_on: str) -> None:
-    """Let Ctrl-C and SIGTERM end the command in an orderly way from now on.
+class Stop:
+    """How Ctrl-C and SIGTERM end a command: at once, or when the command next looks.
 
     Args:
         how_to_go_on: The end of the sentence that is shown then.
     """
 
-    def stopped(_number: int, _frame: object) -> NoReturn:
-        raise RunStopped(f"Stopped. Everything was shut down; to go on, {how_to_go_on}")
+    def __init__(self, how_to_go_on: str) -> None:
+        self._text = f"Stopped. Everything was shut down; to go on, {how_to_go_on}"
+        self._is_deferred = self._is_asked = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._take)
 
-    signal.signal(signal.SIGINT, stopped)
-    signal.signal(signal.SIGTERM, stopped)
+    def defer(self) -> None:
+        """From now on, end when :meth:`check` is called: the command calls a library that no exception may
+        interrupt."""
+        self._is_deferred = True
+
+    def check(self) -> None:
+        """End here, if a signal has come.
+
+        Raises:
+            RunStopped: One has.
+        """
+        if self._is_asked:
+            raise RunStopped(self._text)
+
+    def _take(self, _number: int, _frame: object) -> None:
+        self._is_asked = True
+        if not self._is_deferred:
+            self.check()
 
 
 def _why_unwritable(directory: Path) -> str:

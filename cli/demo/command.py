@@ -10,7 +10,7 @@ import typer
 from cli.options.rows import BROKER, COMPARISON, DATA, OUTPUT, RUN
 from cli.options.table import Given, with_options
 from cli.output import write_json
-from cli.run_request import Places, command_line, excluded, places_of, request_of, stops_with
+from cli.run_request import Places, Stop, command_line, excluded, places_of, request_of
 from dpagent.errors import LedgerError
 from dpagent.wording import named
 
@@ -34,7 +34,7 @@ def demo(run: Given, compare: Given, data: Given, broker: Given, output: Given) 
     request, methods = request_of(Request, run, data), _compared(compare, run)
     places = places_of(output, "dpagent-demo")
 
-    stops_with(f"give the same options and --state-dir {places.root}")
+    Stop(f"give the same options and --state-dir {places.root}")
     if methods:
         _run_several(request, methods, broker.settings(BrokerRequest), places)
     else:

@@ -9,7 +9,7 @@ import typer
 from cli.options.rows import CLUSTER, DATA, OUTPUT, SIMULATION
 from cli.options.table import Given, with_options
 from cli.output import write_json
-from cli.run_request import command_line, places_of, request_of, require_whole, stops_with
+from cli.run_request import Stop, command_line, places_of, request_of, require_whole
 from dpagent.errors import LedgerError, UsageError
 from dpagent.wording import named
 
@@ -41,10 +41,13 @@ def simulate(run: Given, data: Given, cluster: Given, output: Given) -> None:
     where = cluster_of(cluster)
     places = places_of(output, "dpagent-simulation")
     ray_package(where)  # Before anything is written.
-    stops_with(f"give the same options and --state-dir {places.root}")
+    stop = Stop(f"give the same options and --state-dir {places.root}")
     fleet = VirtualFleet(request, places.root, command=command_line(places.root))
-    with SimulationConsole() as console:
-        record = fleet.run(where, console)
+    with SimulationConsole(stop) as console:
+        try:
+            record = fleet.run(where, console)
+        finally:
+            stop.check()
     results = as_json(record) | {"predict": predict_commands(request.data.train, record.notes, record.layout)}
     page = write_report(record, places.report)
     if places.json_file is not None:

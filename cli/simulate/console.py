@@ -8,6 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from cli.run_request import Stop
 from dpagent.notation import upwards
 from dpagent.wording import counted
 from simulation.choices import model_in_words
@@ -16,9 +17,14 @@ from simulation.virtual.fleet import Listener, VirtualFleet
 
 
 class SimulationConsole(Listener):
-    """Shows a run on standard error, so that standard output stays for results. A context manager."""
+    """Shows a run on standard error, so that standard output stays for results. A context manager.
 
-    def __init__(self) -> None:
+    Args:
+        stop: Is looked at between Ray's calls, which no exception may interrupt.
+    """
+
+    def __init__(self, stop: Stop) -> None:
+        self._stop = stop
         self._console = Console(stderr=True)
         self._progress: Progress | None = None
         self._task: TaskID | None = None
@@ -35,6 +41,7 @@ class SimulationConsole(Listener):
 
     def begins(self, fleet: VirtualFleet, done: int) -> None:
         """Say data, model and settings, and where the run is."""
+        self._stop.defer()
         settings, form, spec = fleet.settings, fleet.settings.form, fleet.spec
         if done >= settings.rounds:
             self._say(
@@ -56,6 +63,7 @@ class SimulationConsole(Listener):
 
     def starts(self, fleet: VirtualFleet, cores: int, nodes: int) -> None:
         """Say on what the run is computed."""
+        self._stop.check()
         self._say(
             f"Training {counted(fleet.settings.devices, 'virtual device')} on {counted(cores, 'core')} of "
             f"{counted(nodes, 'node')}; state in {fleet.layout.root}"
@@ -70,6 +78,7 @@ class SimulationConsole(Listener):
 
     def computed(self, round_number: int, devices: int) -> None:
         """Show how many devices of a round are done."""
+        self._stop.check()
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=devices, description=f"round {round_number}")
 
@@ -90,6 +99,7 @@ class SimulationConsole(Listener):
             f"accuracy {'  none' if accuracy is None else f'{accuracy:6.2%}'}{spent}  "
             f"{checkpoint.rounds[-1].seconds:.1f} s"
         )
+        self._stop.check()
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)

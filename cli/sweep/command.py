@@ -12,7 +12,7 @@ from cli.commands import Commands
 from cli.options.rows import CLUSTER, SWEEP_OUTPUT
 from cli.options.table import Given, with_options
 from cli.output import write_json
-from cli.run_request import places_of, require_whole, stops_with
+from cli.run_request import Stop, places_of, require_whole
 from cli.simulate.command import cluster_of
 from cli.tables import print_table
 from dpagent.errors import ConfigurationError, UsageError
@@ -20,7 +20,8 @@ from dpagent.wording import counted
 
 if TYPE_CHECKING:
     from simulation.sweep.page import SweepReport
-    from simulation.sweep.sweep import Sweep
+    from simulation.sweep.sweep import RunOutcome, Sweep
+    from simulation.virtual.cluster import ClusterRequest
 
 app = Commands(
     help="Train many settings of a virtual fleet side by side, and put the chosen one on a real fleet.",
@@ -43,34 +44,23 @@ def run(
     calls private, the page says what looking at it costs them.
     """
     from simulation.sweep.page import write_sweep_page
-    from simulation.sweep.sweep import RunOutcome, Sweep
-    from simulation.virtual.cluster import cores_of, ray_on, ray_package
+    from simulation.sweep.sweep import Sweep
+    from simulation.virtual.cluster import ray_package
 
     where, places = cluster_of(cluster), places_of(output, "dpagent-sweep")
     ray_package(where)  # Before anything is written.
-    stops_with(f"give the same command with --state-dir {places.root}")
+    stop = Stop(f"give the same command with --state-dir {places.root}")
     sweep = Sweep(file, places.root)
     with sweep.locked():
         sweep.begin()
         if sweep.is_done:
             typer.echo(f"The sweep in {places.root} is finished: nothing is trained.", err=True)
         else:
-            with ray_on(where, sweep.record_bytes) as ray:
-                typer.echo(
-                    f"{counted(len(sweep.runs) - len(sweep.done), 'run')} to do of {len(sweep.runs)}, on "
-                    f"{counted(cores_of(ray), 'core')}; state in {places.root}",
-                    err=True,
-                )
-
-                def tell(outcome: RunOutcome) -> None:
-                    typer.echo(
-                        f"run {len(sweep.done):>{len(str(len(sweep.runs)))}}/{len(sweep.runs)}  "
-                        f"accuracy {outcome.accuracy:6.2%}  {outcome.run.in_words}, seed "
-                        f"{outcome.run.request.seed}  {outcome.seconds:.1f} s",
-                        err=True,
-                    )
-
-                sweep.compute(ray, tell)
+            stop.defer()
+            try:
+                _compute(sweep, where, stop)
+            finally:
+                stop.check()
         report = report_of(sweep)
         page = write_sweep_page(report, places.report)
     if places.json_file is not None:
@@ -78,6 +68,27 @@ def run(
     if places.prints:
         _print(report)
         typer.echo(f"Page: {page}")
+
+
+def _compute(sweep: Sweep, where: ClusterRequest, stop: Stop) -> None:
+    from simulation.virtual.cluster import cores_of, ray_on
+
+    def tell(outcome: RunOutcome) -> None:
+        typer.echo(
+            f"run {len(sweep.done):>{len(str(len(sweep.runs)))}}/{len(sweep.runs)}  "
+            f"accuracy {outcome.accuracy:6.2%}  {outcome.run.in_words}, seed {outcome.run.request.seed}  "
+            f"{outcome.seconds:.1f} s",
+            err=True,
+        )
+
+    with ray_on(where, sweep.record_bytes) as ray:
+        stop.check()
+        typer.echo(
+            f"{counted(len(sweep.runs) - len(sweep.done), 'run')} to do of {len(sweep.runs)}, on "
+            f"{counted(cores_of(ray), 'core')}; state in {sweep.root}",
+            err=True,
+        )
+        sweep.compute(ray, tell, stop.check)
 
 
 @app.command()

@@ -90,12 +90,14 @@ class Sweep:
         self,
         ray: Any,
         tell: Callable[[RunOutcome], None] = lambda _: None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         """Compute the runs that are left, as many at a time as there are cores.
 
         Args:
             ray: The package, connected.
             tell: Is told of each run that is done.
+            look: Is called now and then; what it raises ends the sweep.
 
         Raises:
             ClusterError: The workers end again and again.
@@ -112,6 +114,7 @@ class Sweep:
         }
         try:
             while waiting:
+                look()
                 ready, _ = ray.wait([*waiting], num_returns=1, timeout=_LOOK_S)
                 for each in ready:
                     results, settings, seconds = ray.get(each)

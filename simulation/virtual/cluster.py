@@ -13,9 +13,11 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,16 +65,40 @@ def ray_on(request: ClusterRequest, record_bytes: int = 0) -> Iterator[Any]:
     ray = ray_package(request)
     directory = None
     try:
-        if request.address is None:
-            directory = Path(tempfile.mkdtemp(prefix="dpagent-ray-"))
-            _start(ray, request, record_bytes, directory)
-        else:
-            _join(ray, request.address)
+        with _own_signals():
+            if request.address is None:
+                directory = Path(tempfile.mkdtemp(prefix="dpagent-ray-"))
+                _start(ray, request, record_bytes, directory)
+            else:
+                _join(ray, request.address)
         yield ray
     finally:
         _shut_down(ray)
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep this program's handlers, in place of the one for SIGTERM that Ray installs when it starts.
+
+    Raises:
+        ClusterError: The signal came while Ray was starting; it has been passed on.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except SystemExit as error:  # Of Ray's handler.
+        if callable(handler := kept[signal.SIGTERM]):
+            handler(signal.SIGTERM, None)
+        raise ClusterError("Ray was stopped while it was starting.") from error
+    finally:
+        for number, handler in kept.items():
+            if handler is not None:
+                signal.signal(number, handler)
 
 
 def cores_of(ray: Any) -> int:
@@ -91,7 +117,8 @@ def ray_package(request: ClusterRequest) -> Any:
         ConfigurationError: The extra is missing; or others have imported the package before, so that a Ray
             that is started here would be open to the network.
     """
-    wanted = {"RAY_USAGE_STATS_ENABLED": "0"}
+    # Its own handler for SIGTERM aborts the process, and leaves its children and their directory.
+    wanted = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
     if request.address is not None and _is_on_loopback(request.address):
         wanted |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     elif request.address is None:
@@ -156,6 +183,7 @@ def _start(ray: Any, request: ClusterRequest, record_bytes: int, directory: Path
     store = min(max(_LEAST_STORE_BYTES, int(_SPARE * record_bytes)), int(_STORE_SHARE * memory))
     try:
         ray.init(
+            address="local",  # Whatever RAY_ADDRESS says.
             num_cpus=request.cores or len(os.sched_getaffinity(0)),
             include_dashboard=False,
             log_to_driver=False,

@@ -50,7 +50,7 @@ class Crew(Protocol):
 
         Args:
             order: The round.
-            tell: Is told how many devices are done, now and then.
+            tell: Is told how many devices are done, now and then; what it raises ends the round.
 
         Raises:
             ClusterError: The workers end again and again.
@@ -128,8 +128,7 @@ class RayCrew:
                 for task in done:
                     found.add(self._ray.get(task))
                     del waiting[task]
-                if done:
-                    tell(found.devices)
+                tell(found.devices)
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, DpagentError):
                 raise error.cause from None
