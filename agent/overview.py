@@ -25,8 +25,9 @@ from agent.heads import read_second_head
 from agent.rounds import RoundState
 from agent.sensors import Sensors, text_in
 from agent.settings import AgentSettings
-from agent.status import Doing, Link, Presence, RoundStatus, Status, presence_of, read_status
+from agent.status import Doing, Link, RoundStatus, Status, presence_of, read_status
 from dpagent.errors import DpagentError, LedgerError, StorageError
+from dpagent.status_file import Presence
 from dpagent.storage import disk_errors
 
 _LEFT_TO_DO: Final = (RoundState.OFFERED, RoundState.CHARGED, RoundState.SITTING_OUT)

@@ -4,20 +4,15 @@ Whoever helps the owner may see it. So it holds what the broker and the agent's 
 already: connection, plan, phase, why the governor holds training back. Nothing in it depends on a record: a
 phase ends when its slots do, whatever was computed in them (:mod:`agent.cycle`).
 
-The file is replaced in one step when something has changed, without a lock and without waiting for the disk.
-It lies in a directory in memory, if the service manager or the session gives one, and ``status.json`` in the
-state directory is a link to it; otherwise it lies there itself, and is written more seldom, to spare the
-flash. It outlives an agent that is killed: so it says which process wrote it.
+The file (:mod:`dpagent.status_file`) is replaced when something has changed; where it does not lie in memory,
+more seldom, to spare the flash.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import stat
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -26,21 +21,17 @@ from typing import Any, Final
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dpagent.clock import Clock
-from dpagent.storage import disk_errors, real_path
+from dpagent.status_file import Presence, Program, StatusPlace, read_status_file
+from dpagent.status_file import presence_of as presence_of_program
 
 log = logging.getLogger(__name__)
 
-_NAME: Final = "status.json"
-_MEMORY_DIRECTORIES: Final = ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR")
-"""Variables that name a directory in memory: systemd.exec(5), or the XDG Base Directory Specification."""
 _PERIOD_S: Final = 1.0
 """The file is written once in so long on average, in memory, and"""
 _PERIOD_ON_DISK_S: Final = 30.0
 """on the disk of the state directory, of less than 4 KiB each; and"""
 _BURST: Final = 8
 """so often at once, where little has changed before: a start, and a round, have several phases."""
-_MOST_BYTES: Final = 65_536
-_PROC: Final = Path("/proc")
 
 
 class Link(StrEnum):
@@ -90,28 +81,6 @@ class RoundStatus:
     doing: Doing
     until: float | None
     deadline: float
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """A process, such that no later one is taken for it.
-
-    Attributes:
-        pid: its number.
-        started: when, in ticks since the machine was started (proc_pid_stat(5)).
-        boot: of the machine, by the kernel's random id.
-        namespace: of process numbers, as in a container.
-    """
-
-    pid: int
-    started: int
-    boot: str
-    namespace: str
-
-    @classmethod
-    def this(cls) -> Program:
-        """The one that runs this."""
-        return cls(os.getpid(), _started(os.getpid()) or 0, _boot(), _namespace())
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +143,8 @@ class StatusFile:
     """
 
     def __init__(self, state_dir: Path, clock: Clock, environment: Mapping[str, str] = os.environ) -> None:
-        self._link, self._clock = state_dir / _NAME, clock
-        memory = _memory_directory(environment)
-        # Several agents of one user have one directory.
-        own = hashlib.sha256(os.fsencode(real_path(state_dir))).hexdigest()[:16]
-        self._file = self._link if memory is None else memory / f"dpagent-{own}.json"
-        self._period_s = _PERIOD_ON_DISK_S if memory is None else _PERIOD_S
+        self._place, self._clock = StatusPlace(state_dir, environment), clock
+        self._period_s = _PERIOD_S if self._place.is_in_memory else _PERIOD_ON_DISK_S
         self._allowance, self._allowed_at = float(_BURST), clock.monotonic()
         self._program = Program.this()
         self._said: Status | None = None
@@ -203,57 +168,14 @@ class StatusFile:
         self._said = says
         whole = replace(status, written_at=self._clock.unix(), program=self._program)
         try:
-            self._point_there()
-            _replace(self._file, _STATUS.dump_json(whole))
+            self._place.write(_STATUS.dump_json(whole))
         except OSError as error:
             if not self._has_failed:
                 log.warning("`dpagent status` does not see what this agent does: %s", error)
             self._has_failed = True
 
-    def _point_there(self) -> None:
-        """Let the name in the state directory lead to the file."""
-        if self._file == self._link:
-            return
-        with suppress(OSError):
-            if self._link.readlink() == self._file:
-                return
-        new = self._link.with_name(f".{_NAME}.new")
-        new.unlink(missing_ok=True)
-        new.symlink_to(self._file)
-        new.replace(self._link)
-
-
-def _replace(file: Path, data: bytes) -> None:
-    """Replace a file in one step. What a power cut takes was of no use after it."""
-    new = file.with_name(f".{file.name}.new")
-    new.unlink(missing_ok=True)  # Not written through: in a shared directory it may be another's.
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(data)
-    new.replace(file)
-
-
-def _memory_directory(environment: Mapping[str, str]) -> Path | None:
-    for name in _MEMORY_DIRECTORIES:
-        first = environment.get(name, "").partition(":")[0]
-        if first.startswith("/") and os.access(first, os.W_OK | os.X_OK):
-            return Path(first)
-    return None
-
 
 # The reader's side.
-
-
-class Presence(StrEnum):
-    """Whether the agent that wrote a status is there."""
-
-    RUNS = "runs"
-    ENDED = "ended"
-    """It stopped, in good order or with an error."""
-    KILLED = "killed"
-    """It ended without a word: it was killed, or the machine lost power."""
-    ELSEWHERE = "elsewhere"
-    """In another container, whose processes are not seen from here."""
 
 
 def read_status(state_dir: Path) -> Status | None:
@@ -262,68 +184,19 @@ def read_status(state_dir: Path) -> Status | None:
     Raises:
         StorageError: it cannot be read, as by another user.
     """
-    file = state_dir / _NAME
-    with disk_errors(file):
-        try:
-            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        with os.fdopen(descriptor, "rb") as stream:
-            found = os.fstat(stream.fileno())
-            # In a directory that others write to, it may be another's.
-            if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, state_dir.stat().st_uid):
-                return None
-            data = stream.read(_MOST_BYTES)
+    data = read_status_file(state_dir)
     try:
-        return _STATUS.validate_json(data)
+        return None if data is None else _STATUS.validate_json(data)
     except ValidationError:
         return None  # Torn by a power cut, or of another version.
 
 
 def presence_of(status: Status) -> Presence:
     """Whether the agent that wrote a status is there. Looks at processes, and takes no lock."""
-    if status.link is Link.STOPPED:
-        return Presence.ENDED
-    program = status.program
-    if program is None or program.boot != _boot():
-        return Presence.KILLED
-    if program.namespace != _namespace():
-        return Presence.ELSEWHERE
-    try:
-        os.kill(program.pid, 0)
-    except PermissionError:
-        pass  # It is another user's.
-    except OSError:
-        return Presence.KILLED
-    return Presence.RUNS if _started(program.pid) in (None, program.started) else Presence.KILLED
+    return Presence.ENDED if status.link is Link.STOPPED else presence_of_program(status.program)
 
 
 def as_values(status: Status) -> dict[str, Any]:
     """A status as JSON has it."""
     values: dict[str, Any] = _STATUS.dump_python(status, mode="json")
     return values
-
-
-def _started(pid: int) -> int | None:
-    """When a process was started, in ticks; None if it is hidden from this user."""
-    try:
-        # The name, in brackets, may hold anything.
-        return int(
-            (_PROC / f"{pid}/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()[19]
-        )
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def _boot() -> str:
-    try:
-        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _namespace() -> str:
-    try:
-        return str((_PROC / "self/ns/pid").readlink())
-    except OSError:
-        return ""

@@ -13,7 +13,7 @@ from cli.broker_config import broker_config
 from cli.commands import Commands
 from cli.configurations import FleetConfig, SetOptions, coordinator_settings
 from cli.daemons import LogLevel, LogLevelOption, StopSignals, kept_up, start_logging
-from cli.job import NO_JOB, state_of
+from cli.job import NO_JOB
 from cli.job import app as job_app
 from cli.members import budgets, ca, devices
 from cli.members.enrolment import enrolment
@@ -23,8 +23,7 @@ from cli.tables import print_table
 from dpagent.wording import counted
 
 if TYPE_CHECKING:
-    from coordinator.participation import Participation
-    from coordinator.settings import CoordinatorSettings
+    pass
 
 app = Commands(help="Run and inspect the rounds of a fleet.", no_args_is_help=True)
 app.add_typer(job_app, name="job")
@@ -122,6 +121,7 @@ def status(
     By default those of the job that goes on, or else of the one that ended last.
     """
     from coordinator.columns import spent_in
+    from coordinator.participation import participation_of
     from coordinator.queue import JobState
     from coordinator.reader import StoreReader
     from dpagent.protocol.tokens import LINKABILITY_MEANINGS
@@ -138,7 +138,7 @@ def status(
     linkability = "none" if queued is None else queued.job.linkability
     taking_part = None
     if queued is not None and rounds and linkability != "none":
-        taking_part = _participation(settings, queued.job.id, rounds[-1].number)
+        taking_part = participation_of(settings, queued.job.id, rounds[-1].number)
     if as_json:
         typer.echo(
             json.dumps(
@@ -165,7 +165,7 @@ def status(
         typer.echo(NO_JOB)
         return
     typer.echo(
-        f"Job {queued.name} ({queued.job.id.hex()}): {state_of(queued)}, {len(rounds)} of "
+        f"Job {queued.name} ({queued.job.id.hex()}): {queued.state_in_words()}, {len(rounds)} of "
         f"{counted(queued.job.rounds, 'round')} started."
     )
     typer.echo(f"Linkability {linkability}: {LINKABILITY_MEANINGS[linkability]}.")
@@ -216,21 +216,3 @@ def status(
         )
     for name, value in sorted(counters.items()):
         typer.echo(f"{name}: {value}")
-
-
-def _participation(settings: CoordinatorSettings, job: bytes, number: int) -> Participation | None:
-    """Who takes part in a round, where members have tokens."""
-    from coordinator.database.opening import is_there
-    from coordinator.database.schema import Part
-    from coordinator.devices import Devices
-    from coordinator.participation import participation
-    from coordinator.registry import RegistryReader
-
-    if not is_there(settings.members_place, Part.REGISTRY):
-        return None
-    reader = RegistryReader(settings.members_place)
-    try:
-        with Devices(settings.members_place) as devices:
-            return participation(reader.of_round(job, number), devices.all())
-    finally:
-        reader.close()

@@ -16,7 +16,7 @@ from cli.commands import Commands
 from cli.configurations import FleetConfig, coordinator_settings
 from cli.output import write_json
 from cli.tables import render_table
-from dpagent.errors import ConfigurationError, UsageError
+from dpagent.errors import ConfigurationError
 from dpagent.notation import upwards
 from dpagent.wording import counted
 
@@ -46,6 +46,9 @@ def add(
         str | None, typer.Option("--name", help="Its name.", show_default="that of the file, without ending")
     ] = None,
     config: FleetConfig = None,
+    paused: Annotated[
+        bool, typer.Option("--paused", help="Let it wait for `job resume`; others go before it.")
+    ] = False,
     options: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting over the job file's; several times."),
@@ -56,30 +59,17 @@ def add(
     The file has the keys of a job alone (docs/configuration.md); its settings are kept as they are now. A job
     that no device would accept is refused here. The job in fleet.yaml, if there is one, comes before it.
     """
-    from coordinator.columns import promised_by
-    from coordinator.keys import load_opener
-    from coordinator.queue import next_in
-    from coordinator.settings import FIRST_JOB, FleetSettings, load_job_settings
+    from coordinator.settings import load_job_settings
     from dpagent.extras import extra_needed
     from dpagent.overrides import overrides_of
 
     with extra_needed("coordinator", "The coordinator"):
-        from coordinator.running_job import Preparation, submit
+        from coordinator.running_job import add_job
 
-    shared, chosen = coordinator_settings(config), _checked(file.stem if name is None else name)
-    settings = shared.with_job(load_job_settings(file, overrides_of({}, options or ())), str(file))
+    shared, chosen = coordinator_settings(config), file.stem if name is None else name
+    own = load_job_settings(file, overrides_of({}, options or ()))
     with _queue(shared) as queue:
-        queue.require_free(chosen)
-        sealing_key = load_opener(shared.keys_dir, shared.fleet).public_key
-        if isinstance(shared, FleetSettings) and all(each.name != FIRST_JOB for each in queue.jobs()):
-            submit(shared, FIRST_JOB, queue, sealing_key, time.time())
-        job = Preparation(settings, chosen).new_job(sealing_key)
-        queued = queue.add(chosen, job, settings.job().stored(), time.time())
-        first = next_in(queue.jobs())
-    text = f"Job {chosen} is in the queue: {counted(job.rounds, 'round')}, {promised_by(job)[0].sentence()}."
-    if first is not None and first.number != queued.number:
-        text += f" Job {first.name} goes on before it."
-    typer.echo(text)
+        typer.echo(add_job(shared, own, chosen, str(file), queue, time.time(), is_paused=paused))
 
 
 @app.command(name="list")
@@ -105,7 +95,7 @@ def list_jobs(config: FleetConfig = None, json_file: JsonFile = None) -> None:
         return
     rows = [
         [
-            queued.name, state_of(queued), f"{_closed(rounds)} of {queued.job.rounds}",
+            queued.name, queued.state_in_words(), f"{_closed(rounds)} of {queued.job.rounds}",
             _figure(columns[0]) if columns else "nothing", _figure(promised_by(queued.job)[0]),
             _accuracy(rounds),
         ]
@@ -114,7 +104,7 @@ def list_jobs(config: FleetConfig = None, json_file: JsonFile = None) -> None:
     header = ["job", "state", "rounds", "ε so far", "ε at most", "accuracy"]
     typer.echo(render_table(header, rows, words=2), nl=False)
     for queued, *_ in jobs:
-        if trouble := _trouble(queued):
+        if trouble := queued.trouble_in_words():
             typer.echo(f"Job {queued.name} {': '.join(trouble)}")
     for names, total in sums:
         typer.echo(f"Reserved by boards that took part in {_listed(names)}: {total.sentence()}.")
@@ -141,9 +131,9 @@ def show(name: Name, config: FleetConfig = None, json_file: JsonFile = None) -> 
         return
     lines = [
         ("job", f"{queued.name} ({queued.job.id.hex()})"),
-        ("state", state_of(queued)),
+        ("state", queued.state_in_words()),
         ("rounds", f"{_closed(rounds)} of {queued.job.rounds} closed"),
-        *([("trouble", ": ".join(trouble))] if (trouble := _trouble(queued)) else []),
+        *([("trouble", ": ".join(trouble))] if (trouble := queued.trouble_in_words()) else []),
         ("added", _day(queued.added_at)),
         *([("began", _day(queued.begun_at))] if queued.begun_at else []),
         *([("ended", _day(queued.ended_at))] if queued.ended_at else []),
@@ -188,16 +178,10 @@ def cancel(
     Boards that took part keep all that they have reserved for it: a job that ends because of what came of its
     rounds is not cheaper (docs/jobs.md). The models so far are kept.
     """
-    from coordinator.queue import JobState
+    from coordinator.queue import cancelled_in_words
 
     queued = _change(config, lambda queue: queue.cancel(name, time.time(), sends_model=with_model))
-    if queued.state is JobState.CANCELLED:
-        typer.echo(f"Job {name} is cancelled. No device has heard of it.")
-    else:
-        typer.echo(
-            f"Job {name} is cancelled as soon as the devices are told: by the coordinator that runs, or else "
-            "by the next one."
-        )
+    typer.echo(cancelled_in_words(queued))
 
 
 @app.command()
@@ -217,36 +201,16 @@ def deadline(
     typer.echo(f"Rounds of job {name} have {seconds:g} s from now on.")
 
 
-def state_of(queued: QueuedJob) -> str:
-    """The state of a job, in words."""
-    state: str = queued.state
-    if queued.state.is_over or queued.state.is_ending or not queued.is_paused:
-        return state
-    return f"{state}, to pause after its open round" if queued.is_open else f"{state}, paused"
-
-
-def _trouble(queued: QueuedJob) -> tuple[str, str] | None:
-    """What is wrong with a job by the coordinator's own word, and why."""
-    if queued.trouble is None:
-        return None
-    if queued.state in ("failing", "failed"):
-        return "failed", queued.trouble
-    return (
-        None
-        if queued.state.is_over or queued.state.is_ending
-        else ("is paused by the coordinator", queued.trouble)
-    )
-
-
 @contextlib.contextmanager
 def _queue(settings: CoordinatorSettings) -> Iterator[Queue]:
     """The queue of a coordinator, for a command that writes to it."""
     from coordinator.database.opening import open_beside
+    from coordinator.orders import command_line_user
     from coordinator.queue import Queue
 
     database = open_beside(settings.store_place)
     try:
-        yield Queue(database)
+        yield Queue(database, command_line_user())
     finally:
         database.close()
 
@@ -260,29 +224,6 @@ def _change(config: Path | None, change: Callable[[Queue], QueuedJob]) -> Queued
         raise ConfigurationError(NO_JOB)
     with _queue(settings) as queue:
         return change(queue)
-
-
-def _checked(name: str) -> str:
-    """A name that a job can have.
-
-    Raises:
-        UsageError: It is none.
-    """
-    from pydantic import TypeAdapter, ValidationError
-
-    from coordinator.queue import JobName
-    from coordinator.settings import FIRST_JOB
-
-    if name == FIRST_JOB:
-        raise UsageError(
-            f"{name!r} is the name of the job in fleet.yaml itself; expected another one: --name NAME."
-        )
-    try:
-        return TypeAdapter(JobName).validate_python(name)
-    except ValidationError as error:
-        raise UsageError(
-            f"The name of a job is {name!r}; expected 1 to 63 letters, digits, '-' or '_': --name NAME."
-        ) from error
 
 
 def _history(

@@ -144,7 +144,8 @@ def _rows(overview: Overview) -> Iterator[tuple[str, str]]:
 
 
 def _agent(overview: Overview) -> str:
-    from agent.status import Link, Presence
+    from agent.status import Link
+    from dpagent.status_file import Presence
 
     status = overview.status
     match overview.presence:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from coordinator.measurements import Traffic
 from dpagent import faults
 from dpagent.faults import FaultPoint
 from dpagent.protocol.fragments import chunked, receipt_digest
@@ -41,6 +42,10 @@ class Announcer:
         """The last message under way, by its handle."""
         self._is_farewell_taken = False
         """Whether the broker has acknowledged it."""
+
+    def traffic(self) -> Traffic:
+        """What has gone through the session since it began."""
+        return Traffic(self._session.bytes_down, self._session.bytes_up)
 
     def announce(self, plan: Plan, weights: bytes, assets: Mapping[str, bytes]) -> bool:
         """Publish the assets (once per connection), the model, and then the plan, all retained.

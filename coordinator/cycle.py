@@ -25,6 +25,7 @@ from coordinator.announcer import Announcer
 from coordinator.columns import spent_columns
 from coordinator.intake import Intake
 from coordinator.job import Job
+from coordinator.measurements import Traffic
 from coordinator.models import ModelFiles
 from coordinator.planning import Planner
 from coordinator.seats import Sums
@@ -34,6 +35,7 @@ from coordinator.store import OpenRound, RoundResult, Shown, Store
 from dpagent import faults
 from dpagent.clock import Clock
 from dpagent.faults import FaultPoint
+from dpagent.learning.inference.evaluation import Evaluation
 from dpagent.notation import upwards
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.bounded import CapNotMetError
@@ -120,6 +122,7 @@ class Cycle:
         self._announced_at: float | None = None
         self._opened = clock.unix(), clock.monotonic()
         """When the open round was opened, or went on after a restart, by both clocks."""
+        self._traffic_before = announcer.traffic()
         self._is_spent = False
         self._deadline_s = settings.round.deadline_s
 
@@ -137,6 +140,11 @@ class Cycle:
     def is_open(self) -> bool:
         """Whether a round is open."""
         return self._task is not None
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of an update in the open round; 0 without one."""
+        return 0 if self._task is None else self._task.release.blocks
 
     def activity(self) -> str:
         """What the coordinator does, in a line for its operator."""
@@ -317,6 +325,7 @@ class Cycle:
             case release:
                 self._take_step(release, sums)
         self._task = None
+        self._traffic_before = self._announcer.traffic()
         self._intake.end()
 
     def _take_directions(self, release: NoisySum, moments: SecondMoments, groups: Sequence[Sums]) -> None:
@@ -328,11 +337,14 @@ class Cycle:
     def _take_step(self, release: Release, groups: Sequence[Sums]) -> None:
         """Step the model, and evaluate it."""
         step = self._stepper.step(release, self._model, groups)
-        accuracy = self._models.accuracy(step.model.weights)
-        self._keep(release, step, accuracy)
+        self._keep(release, step, self._models.evaluate(step.model.weights))
 
     def _keep(
-        self, release: Release, step: Step, accuracy: float | None, projection: bytes | None = None
+        self,
+        release: Release,
+        step: Step,
+        evaluation: Evaluation | None,
+        projection: bytes | None = None,
     ) -> None:
         """Close the round.
 
@@ -342,21 +354,28 @@ class Cycle:
         number, epsilon = release.plan.round, self._planner.epsilon_after(release)
         follows = self._settings.privacy.clipping.kind == "quantile"
         result = RoundResult(
-            accuracy,
+            evaluation,
             step.clamped,
             step.kept,
             release.mechanism.noise_multiplier,
             epsilon,
             step.out_of_range,
             self._model.clip_norm if follows else None,
+            self._traffic(),
         )
         self._store.close_round(
             number, step.model, result, closed_at=self._clock.unix(), projection=projection
         )
         self._model = step.model
+        accuracy = result.accuracy
         shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"
         spent = f"ε = {upwards(epsilon)}" if math.isfinite(epsilon) else "no guarantee"
         log.info("round %d of %d: %s, %s", number, release.plan.rounds, shown, spent)
+
+    def _traffic(self) -> Traffic:
+        """Since the round was opened, or went on after a restart."""
+        before, now = self._traffic_before, self._announcer.traffic()
+        return Traffic(now.received - before.received, now.published - before.published)
 
     def _write_latest(self) -> None:
         """Write the model of the round that closed last, unless it is there: from the database, so that a

@@ -18,6 +18,7 @@ from coordinator.leadership import WorkersDesk, lead
 from coordinator.queue import Queue, QueuedJob, next_in
 from coordinator.running_job import Preparation, RunningJob, end_untold, submit
 from coordinator.settings import FIRST_JOB, CoordinatorSettings, FleetSettings
+from coordinator.status import Link, StatusFile
 from dpagent.clock import Clock, SystemClock
 from dpagent.errors import ConfigurationError, DataError, DpagentError, PlanError
 from dpagent.privacy.statement import Trust
@@ -88,6 +89,7 @@ class Coordinator:
                 held.callback(self._database.close)
             self._desk = WorkersDesk(self._database, self._announcer()) if self._has_workers else None
             self._queue = Queue(self._database)
+            self._status = StatusFile(settings.state_dir, settings.mqtt.url, self._clock)
             self._version = -1
             self._failures: dict[str, DpagentError] = {}
             """By the name of a job that failed since the start."""
@@ -145,6 +147,7 @@ class Coordinator:
                     manager.alive()
                     self._look_at_queue()
                     manager.status(self._activity())
+                    self._note_status()
                     if self.running is None:
                         if self._is_done():
                             self._raise_failure()
@@ -156,6 +159,8 @@ class Coordinator:
                     self._take_events()
             return False
         finally:
+            self._status.link(Link.STOPPED)
+            self._note_status(is_last=True)
             self.close()
 
     def _tend_workers(self) -> None:
@@ -163,6 +168,15 @@ class Coordinator:
         if self._desk is not None:
             is_counting = self.running is not None and self.running.cycle.is_open
             self._is_busy = self._desk.tend(is_counting=is_counting)
+
+    def _note_status(self, *, is_last: bool = False) -> None:
+        self._status.note(
+            self._activity(),
+            blocks=0 if self.running is None else self.running.cycle.blocks,
+            received=self._session.bytes_down,
+            published=self._session.bytes_up,
+            is_last=is_last,
+        )
 
     def _activity(self) -> str:
         if self.running is None:
@@ -279,10 +293,12 @@ class Coordinator:
             match event:
                 case Connected():
                     log.info("connected to %s", self._settings.mqtt.url)
+                    self._status.link(Link.CONNECTED)
                     if self.running is not None:
                         self.running.connected()
                 case Disconnected(reason):
                     log.warning("%s; reconnecting", reason)
+                    self._status.link(Link.DISCONNECTED, reason)
                 case Received():
                     messages.append(event)
                 case Acknowledged():

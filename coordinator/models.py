@@ -17,7 +17,7 @@ from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.input_form import METADATA_KEY, InputForm
 from dpagent.learning.fitting import check_fits
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
-from dpagent.learning.inference.evaluation import OnnxEvaluator
+from dpagent.learning.inference.evaluation import Evaluation, OnnxEvaluator
 from dpagent.learning.inference.export.model import export_onnx
 from dpagent.learning.inference.personal import ARCHITECTURE_KEY
 from dpagent.learning.models.spec import ModelSpec
@@ -177,7 +177,12 @@ class ModelFiles:
         write_atomically(path, model)
 
     def accuracy(self, weights: NDArray[np.float32]) -> float | None:
-        """Accuracy of the exported model on the test data, in ONNX Runtime; None without test data.
+        """The accuracy alone; see :meth:`evaluate`."""
+        found = self.evaluate(weights)
+        return None if found is None else found.accuracy
+
+    def evaluate(self, weights: NDArray[np.float32]) -> Evaluation | None:
+        """How the exported model does on the test data, in ONNX Runtime; None without test data.
 
         A front end runs once on the test data, and its features are kept; each call exports and runs
         only the layers.
@@ -189,7 +194,7 @@ class ModelFiles:
             if self.spec.front_end:
                 front_end = FrontEnd(self.spec, self.front_end_assets)
                 self._features = FeatureSet(self._test, front_end, self._directory)
-        return OnnxEvaluator(export_onnx(self.spec.head, weights, metadata={})).accuracy(self._features)
+        return OnnxEvaluator(export_onnx(self.spec.head, weights, metadata={})).evaluate(self._features)
 
     @property
     def front_end_assets(self) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -10,8 +11,11 @@ from typing import Any, Final
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from coordinator.database.opening import is_there
+from coordinator.database.schema import Part
 from coordinator.devices import Device, Devices
 from coordinator.registry import Entry, RegistryReader, Spent
+from coordinator.settings import CoordinatorSettings
 from dpagent.notation import upwards
 from dpagent.protocol.issuing import Verdict, Wish
 
@@ -62,6 +66,15 @@ def participation(entries: Sequence[Entry], devices: Sequence[Device]) -> Partic
         else:
             reasons[_REFUSED[entry.verdict]] += 1
     return Participation(len(members), takes_part, dict(reasons), len(members) - seen)
+
+
+def participation_of(settings: CoordinatorSettings, job: bytes, number: int) -> Participation | None:
+    """Who takes part in a round, where members have tokens; None if there are no members yet."""
+    place = settings.members_place
+    if not is_there(place, Part.REGISTRY):
+        return None
+    with contextlib.closing(RegistryReader(place)) as reader, Devices(place) as devices:
+        return participation(reader.of_round(job, number), devices.all())
 
 
 @dataclass(frozen=True, slots=True)

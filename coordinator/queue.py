@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Final
 
-from pydantic import StringConstraints, ValidationError
+from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from coordinator.database.interface import Database, Reader
 from coordinator.job import Job
 from coordinator.model_state import ModelState
-from coordinator.settings import CoordinatorSettings, FleetSettings, JobSettings
+from coordinator.orders import COORDINATOR, Kind, note_order
+from coordinator.settings import FIRST_JOB, CoordinatorSettings, FleetSettings, JobSettings
 from dpagent import faults
 from dpagent.errors import ConfigurationError, UsageError
 from dpagent.faults import FaultPoint
@@ -27,6 +28,8 @@ JobName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0
 
 _FORGOTTEN_AT_ONCE: Final = 5_000
 """Some hundredths of a second."""
+_NAME: Final[TypeAdapter[str]] = TypeAdapter(JobName)
+
 _COLUMNS: Final = (
     "number, name, id, settings, terms, budget, state, paused, trouble, sends_model, deadline_s, added_at, "
     "begun_at, ended_at, "
@@ -91,6 +94,29 @@ class QueuedJob:
     is_open: bool
     """Whether a round of it is open."""
     closed_rounds: int
+
+    def state_in_words(self) -> str:
+        """The state, and whether it is paused."""
+        state = str(self.state)
+        if self.state.is_over or self.state.is_ending or not self.is_paused:
+            return state
+        return f"{state}, to pause after its open round" if self.is_open else f"{state}, paused"
+
+    @property
+    def trouble_now(self) -> str | None:
+        """Why the coordinator has paused a job that is not over, or why one failed."""
+        found = self.trouble_in_words()
+        return None if found is None else found[1]
+
+    def trouble_in_words(self) -> tuple[str, str] | None:
+        """What is wrong with a job by the coordinator's own word, and why."""
+        if self.trouble is None:
+            return None
+        if self.state in (JobState.FAILING, JobState.FAILED):
+            return "failed", self.trouble
+        if self.state.is_over or self.state.is_ending:
+            return None
+        return "is paused by the coordinator", self.trouble
 
     @property
     def goes_on(self) -> bool:
@@ -170,15 +196,42 @@ def find(jobs: Sequence[QueuedJob], name: str) -> QueuedJob:
     raise ConfigurationError(f"There is no job {name!r}: {there}. `dpagent coordinator job list` shows them.")
 
 
+def require_name(name: str) -> str:
+    """A name that a job can have.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if name == FIRST_JOB:
+        raise UsageError(f"{name!r} is the name of the job in fleet.yaml itself; expected another one.")
+    try:
+        return _NAME.validate_python(name)
+    except ValidationError as error:
+        raise UsageError(
+            f"The name of a job is {name[:100]!r}; expected 1 to 63 letters, digits, '-' or '_'."
+        ) from error
+
+
+def cancelled_in_words(queued: QueuedJob) -> str:
+    """What a cancellation means for a job that was cancelled just now."""
+    if queued.state is JobState.CANCELLED:
+        return f"Job {queued.name} is cancelled. No device has heard of it."
+    return (
+        f"Job {queued.name} is cancelled as soon as the devices are told: by the coordinator that runs, or "
+        "else by the next one."
+    )
+
+
 class Queue:
     """The queue in an open database.
 
     Args:
         database: of the coordinator.
+        by: who gives orders by it, for the log (:mod:`coordinator.orders`).
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, by: str = COORDINATOR) -> None:
+        self._database, self._by = database, by
 
     def jobs(self) -> list[QueuedJob]:
         """All jobs, in their order."""
@@ -218,8 +271,15 @@ class Queue:
                 "--name NAME."
             )
 
-    def add(self, name: str, job: Job, settings: str, now: float) -> QueuedJob:
+    def add(self, name: str, job: Job, settings: str, now: float, *, is_paused: bool = False) -> QueuedJob:
         """Put a job at the end of the queue.
+
+        Args:
+            name: of the job.
+            job: what it is.
+            settings: its own, as JSON.
+            now: Unix time.
+            is_paused: whether it waits until it is resumed, and others go before it.
 
         Raises:
             ConfigurationError: There is one of that name already.
@@ -227,10 +287,11 @@ class Queue:
         with self._database.transaction():
             self.require_free(name)
             self._database.execute(
-                "INSERT INTO jobs (name, id, terms, budget, settings, state, added_at) "
-                "VALUES (?, ?, ?, ?, ?, 'waiting', ?)",
-                (name, *job.stored(), settings, now),
+                "INSERT INTO jobs (name, id, terms, budget, settings, state, paused, added_at) "
+                "VALUES (?, ?, ?, ?, ?, 'waiting', ?, ?)",
+                (name, *job.stored(), settings, int(is_paused), now),
             )
+            note_order(self._database, self._by, Kind.ADD, name, "paused" if is_paused else "")
             faults.reached(FaultPoint.QUEUE_ADD_WRITTEN)
         faults.reached(FaultPoint.QUEUE_ADDED)
         return find(self.jobs(), name)
@@ -276,6 +337,7 @@ class Queue:
             _require_pausable,
             "UPDATE jobs SET paused = 1, trouble = ? WHERE number = ?",
             lambda each: (trouble, each.number),
+            (Kind.PAUSE, trouble or ""),
         )
 
     def resume(self, name: str) -> QueuedJob:
@@ -289,6 +351,7 @@ class Queue:
             _require_paused,
             "UPDATE jobs SET paused = 0, trouble = NULL WHERE number = ?",
             lambda each: (each.number,),
+            (Kind.RESUME, ""),
         )
 
     def set_deadline(
@@ -314,6 +377,7 @@ class Queue:
             require,
             "UPDATE jobs SET deadline_s = ? WHERE number = ?",
             lambda each: (deadline_s, each.number),
+            (Kind.DEADLINE, f"{deadline_s:g} s a round"),
         )
 
     def cancel(self, name: str, now: float, *, sends_model: bool) -> QueuedJob:
@@ -333,6 +397,7 @@ class Queue:
             "UPDATE jobs SET sends_model = ?, ended_at = CASE WHEN state = 'waiting' THEN ? ELSE NULL END, "
             "state = CASE WHEN state = 'waiting' THEN 'cancelled' ELSE 'cancelling' END WHERE number = ?",
             lambda each: (int(sends_model), now, each.number),
+            (Kind.CANCEL, "devices get the model so far" if sends_model else ""),
         )
 
     def fail(self, number: int, trouble: str) -> None:
@@ -363,11 +428,14 @@ class Queue:
         require: Callable[[QueuedJob], None],
         statement: str,
         values: Callable[[QueuedJob], tuple[object, ...]],
+        order: tuple[Kind, str],
     ) -> QueuedJob:
         with self._database.transaction():
             known = find(jobs_in(self._database), name)
             require(known)
             self._database.execute(statement, values(known))
+            kind, detail = order
+            note_order(self._database, self._by, kind, name, detail)
             faults.reached(FaultPoint.QUEUE_CHANGE_WRITTEN)
         faults.reached(FaultPoint.QUEUE_CHANGED)
         return find(self.jobs(), name)

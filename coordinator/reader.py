@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from coordinator.database.opening import open_reader
 from coordinator.database.settings import StorePlace
 from coordinator.job import Job
+from coordinator.measurements import Measured, measured_in
+from coordinator.orders import Order, orders_in
 from coordinator.passed_rounds import passed_round
 from coordinator.queue import JobState, QueuedJob, current_in, find, jobs_in
 from coordinator.shared_store import WorkerRecord, workers_at
@@ -19,6 +21,9 @@ class RoundRecord:
 
     number: int
     opened_at: float
+    deadline: float
+    announced_at: float | None
+    """When the broker was first given its plan."""
     closed_at: float | None
     given_up_at: float | None
     """When its job was cancelled while it was open: devices may have been charged for it."""
@@ -39,6 +44,14 @@ class RoundRecord:
     def is_over(self) -> bool:
         """Whether no fragment counts in it any more."""
         return self.closed_at is not None or self.given_up_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """How far a job has come: ε that its rounds have spent, and the accuracy of its last model."""
+
+    epsilon: float
+    accuracy: float | None
 
 
 class StoreReader:
@@ -99,19 +112,66 @@ class StoreReader:
         with self._database.errors():
             return passed_round(self._database, number)
 
-    def rounds_of(self, number: int) -> list[RoundRecord]:
-        """All rounds so far of the job at that place of the queue."""
+    def rounds_of(self, number: int, after: int = 0) -> list[RoundRecord]:
+        """All rounds so far of the job at that place of the queue, after one of them."""
         with self._database.errors():
             rows = self._database.execute(
-                "SELECT number, opened_at, closed_at, given_up_at, noise_multiplier, epsilon, accuracy, "
-                "clamped, kept, clip_norm, coalesce(out_of_range, '[]') AS out_of_range, least_counted, "
+                "SELECT number, opened_at, deadline, announced_at, closed_at, given_up_at, "
+                "noise_multiplier, epsilon, accuracy, clamped, kept, clip_norm, "
+                "coalesce(out_of_range, '[]') AS out_of_range, least_counted, "
                 "coalesce(fragments, (SELECT CAST(sum(fragments) AS BIGINT) FROM tallies WHERE round = "
-                "number), 0) AS fragments FROM rounds WHERE job = ? ORDER BY number",
-                (number,),
+                "number), 0) AS fragments FROM rounds WHERE job = ? AND number > ? ORDER BY number",
+                (number, after),
             )
             return [
                 RoundRecord(**{**row, "out_of_range": tuple(json.loads(row["out_of_range"]))}) for row in rows
             ]
+
+    def progress_of(self, number: int) -> JobProgress:
+        """How far the job at that place of the queue has come, without reading all of its rounds."""
+        with self._database.errors():
+            over = self._database.execute(
+                "SELECT max(epsilon) FROM rounds WHERE job = ? "
+                "AND (closed_at IS NOT NULL OR given_up_at IS NOT NULL)",
+                (number,),
+            ).fetchone()
+            last = self._database.execute(
+                "SELECT accuracy FROM rounds WHERE job = ? AND closed_at IS NOT NULL "
+                "ORDER BY number DESC LIMIT 1",
+                (number,),
+            ).fetchone()
+        return JobProgress(over[0] or 0.0, None if last is None else last[0])
+
+    def measured_of(self, number: int, after: int = 0) -> dict[int, Measured]:
+        """What was measured of the closed rounds of the job at that place of the queue, after one of them."""
+        with self._database.errors():
+            return measured_in(self._database, number, after)
+
+    def counts_of(self, open_round: int) -> dict[int, int]:
+        """Fragments of the open round that have a seat, by position."""
+        with self._database.errors():
+            rows = self._database.execute(
+                "SELECT position, CAST(sum(fragments) AS BIGINT) FROM tallies WHERE round = ? "
+                "GROUP BY position",
+                (open_round,),
+            )
+            return {row[0]: row[1] for row in rows}
+
+    def counters_of(self, number: int) -> dict[str, int]:
+        """See :meth:`counters`; of the job at that place of the queue."""
+        with self._database.errors():
+            rows = self._database.execute("SELECT name, value FROM counters WHERE job = ?", (number,))
+            return {row["name"]: row["value"] for row in rows}
+
+    def orders(self, most: int) -> list[Order]:
+        """The last orders, the latest first; see :mod:`coordinator.orders`."""
+        with self._database.errors():
+            return orders_in(self._database, most)
+
+    def mark(self) -> str:
+        """What changes whenever the daemon or a command has written to the database."""
+        with self._database.errors():
+            return self._database.mark()
 
     def fragments(self) -> dict[bytes, tuple[int, float]]:
         """Round and arrival time (Unix) of every fragment counted in the job, by id."""
@@ -129,9 +189,7 @@ class StoreReader:
     def counters(self) -> dict[str, int]:
         """Running totals of the job's messages: ``duplicates``, ``dummies``, ``late``, and ``rejected:
         reason`` by reason."""
-        with self._database.errors():
-            rows = self._database.execute("SELECT name, value FROM counters WHERE job = ?", (self._job,))
-            return {row["name"]: row["value"] for row in rows}
+        return {} if self._job is None else self.counters_of(self._job)
 
     def workers(self) -> list[WorkerRecord]:
         """The workers that go on; none with SQLite."""

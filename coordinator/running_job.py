@@ -8,15 +8,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from coordinator.announcer import Announcer
+from coordinator.columns import promised_by
 from coordinator.cycle import Cycle
 from coordinator.database.interface import Database
 from coordinator.intake import Intake
 from coordinator.job import Job
-from coordinator.keys import load_ask_opener
+from coordinator.keys import load_ask_opener, load_opener
 from coordinator.models import ModelFiles
 from coordinator.planning import Planner, new_job, require_sendable
-from coordinator.queue import JobState, Queue, QueuedJob
-from coordinator.settings import CoordinatorSettings, FleetSettings, require_same_job
+from coordinator.queue import JobState, Queue, QueuedJob, next_in, require_name
+from coordinator.settings import (
+    FIRST_JOB,
+    CoordinatorSettings,
+    FleetSettings,
+    JobSettings,
+    require_same_job,
+)
 from coordinator.stepping import Stepper
 from coordinator.store import Store
 from dpagent import faults
@@ -117,6 +124,49 @@ def submit(
     if known is None:
         queue.add(name, prepared.new_job(sealing_key), kept, now)
     return prepared
+
+
+def add_job(
+    shared: CoordinatorSettings,
+    own: JobSettings,
+    name: str,
+    source: str,
+    queue: Queue,
+    now: float,
+    *,
+    is_paused: bool = False,
+) -> str:
+    """Put a job at the end of the queue; the job in ``fleet.yaml``, if there is one, comes before it.
+
+    Args:
+        shared: ``fleet.yaml``.
+        own: the job.
+        name: of the job.
+        source: where it is from, for an error.
+        queue: of the coordinator.
+        now: Unix time.
+        is_paused: whether it waits until it is resumed.
+
+    Returns:
+        What came of that, in words.
+
+    Raises:
+        ConfigurationError, DataError, PlanError, StorageError, UsageError: It cannot be added.
+    """
+    settings = shared.with_job(own, source)
+    queue.require_free(require_name(name))
+    sealing_key = load_opener(shared.keys_dir, shared.fleet).public_key
+    if isinstance(shared, FleetSettings) and all(each.name != FIRST_JOB for each in queue.jobs()):
+        submit(shared, FIRST_JOB, queue, sealing_key, now)
+    job = Preparation(settings, name).new_job(sealing_key)
+    queued = queue.add(name, job, settings.job().stored(), now, is_paused=is_paused)
+    text = f"Job {name} is in the queue: {counted(job.rounds, 'round')}, {promised_by(job)[0].sentence()}."
+    first = next_in(queue.jobs())
+    if is_paused:
+        return f"{text} It is paused, and waits until it is resumed."
+    if first is not None and first.number != queued.number:
+        text += f" Job {first.name} goes on before it."
+    return text
 
 
 def end_untold(queued: QueuedJob, database: Database, now: float) -> None:

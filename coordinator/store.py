@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from coordinator.database.interface import Database
+from coordinator.measurements import NO_TRAFFIC, Traffic, note_measurements
 from coordinator.model_state import ModelState
 from coordinator.passed_rounds import note_passed_round, passed_round
 from coordinator.queue import JobState, jobs_in, next_in
 from coordinator.seats import Counted, OpenedFragment, Seats, Sums
 from dpagent import faults
 from dpagent.faults import FaultPoint
+from dpagent.learning.inference.evaluation import Evaluation
 
 BLOCK_FULL: Final = "block full"
 """Why a fragment that finds no seat is rejected."""
@@ -52,7 +54,7 @@ class Shown:
 class RoundResult:
     """The stored result of a closed round."""
 
-    accuracy: float | None
+    evaluation: Evaluation | None
     clamped: int
     kept: float
     noise_multiplier: float
@@ -61,6 +63,12 @@ class RoundResult:
     """Layers whose changes on the devices lie at the ends of their ranges."""
     clip_norm: float | None = None
     """Of the round, where it follows a quantile."""
+    traffic: Traffic = NO_TRAFFIC
+
+    @property
+    def accuracy(self) -> float | None:
+        """On the test data, if there are any."""
+        return None if self.evaluation is None else self.evaluation.accuracy
 
 
 class Store:
@@ -280,6 +288,7 @@ class Store:
                 self.database.execute(
                     "UPDATE models SET projection = ? WHERE job = ?", (projection, self.number)
                 )
+            note_measurements(self.database, self.number, number, result.evaluation, result.traffic)
             # The values are no longer needed; the counts stay in `rounds`, the ids in `fragments`.
             self._seats.clear(number)
             faults.reached(FaultPoint.COORDINATOR_CLOSE_WRITTEN)

@@ -68,6 +68,10 @@ class Reader(ABC):
         """Unix time, by one clock for all programs that share the database."""
 
     @abstractmethod
+    def mark(self) -> str:
+        """What changes whenever another program has written."""
+
+    @abstractmethod
     def errors(self) -> AbstractContextManager[None]:
         """Turn the library's errors into ours, with a sentence.
 

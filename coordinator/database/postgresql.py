@@ -164,6 +164,14 @@ class _Session(Reader):
         row = self.execute("SELECT extract(epoch FROM clock_timestamp())::float8 AS now").fetchone()
         return float(row["now"])
 
+    def mark(self) -> str:
+        """See :class:`Reader`: how far the server's log has come, which anybody else's writes move too."""
+        row = self.execute(
+            "SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() "
+            "ELSE pg_current_wal_insert_lsn() END)::text AS mark"
+        ).fetchone()
+        return str(row["mark"])
+
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
         """See :class:`Reader`."""

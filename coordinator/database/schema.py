@@ -151,6 +151,21 @@ def _create_registry(schema: Schema) -> None:
     )
 
 
+def _watch(schema: Schema) -> None:
+    """What the fleet's page shows besides: measurements of rounds, and who ordered what."""
+    schema.create(
+        "measurements",
+        """job INTEGER NOT NULL REFERENCES jobs, round INTEGER NOT NULL, loss REAL, by_class TEXT,
+            confusion TEXT, received INTEGER NOT NULL, published INTEGER NOT NULL,
+            PRIMARY KEY (job, round)""",
+    )
+    schema.create(
+        "orders",
+        """number SERIAL, at REAL NOT NULL, giver TEXT NOT NULL, kind TEXT NOT NULL, job TEXT NOT NULL,
+            detail TEXT NOT NULL""",
+    )
+
+
 class Part(StrEnum):
     """What SQLite keeps in a file of its own, since other programs write it at other times."""
 
@@ -166,6 +181,7 @@ STEPS: Final[tuple[tuple[Part, Step], ...]] = (
     (Part.ROUNDS, _create),
     (Part.MEMBERS, _create_members),
     (Part.REGISTRY, _create_registry),
+    (Part.ROUNDS, _watch),
 )
 
 

@@ -82,6 +82,10 @@ class SqliteReader(Reader):
         """See :class:`Reader`."""
         return time.time()
 
+    def mark(self) -> str:
+        """See :class:`Reader`."""
+        return str(self.connection.execute("PRAGMA data_version").fetchone()[0])
+
     def errors(self) -> contextlib.AbstractContextManager[None]:
         """See :class:`Reader`."""
         return disk_errors(self.file)
@@ -169,6 +173,10 @@ class SqliteDatabase(Database):
     def now(self) -> float:
         """See :class:`Reader`."""
         return time.time()
+
+    def mark(self) -> str:
+        """See :class:`Reader`."""
+        return str(self.connection.execute("PRAGMA data_version").fetchone()[0])
 
     def errors(self) -> contextlib.AbstractContextManager[None]:
         """See :class:`Reader`."""

@@ -12,7 +12,8 @@ import pytest
 from clocks import MovableClock
 
 from agent.governor_settings import next_change
-from agent.status import Doing, Link, Presence, RoundStatus, Status, StatusFile, presence_of, read_status
+from agent.status import Doing, Link, RoundStatus, Status, StatusFile, presence_of, read_status
+from dpagent.status_file import Presence
 
 URL, TOPIC = "mqtt://broker:1883", "dpagent/v1/meadow/plan"
 CONNECTED = Status(Link.CONNECTED, URL, TOPIC)

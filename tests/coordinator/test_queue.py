@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleets import write_job, write_shared
+from hypothesis import given
+from hypothesis import strategies as st
 from stores import JOB
 
 from coordinator.columns import together
@@ -21,8 +23,9 @@ from coordinator.database.settings import StorePlace
 from coordinator.database.sqlite import database_file
 from coordinator.job import Job, NoiseOfDevices
 from coordinator.model_state import ModelState
+from coordinator.orders import Kind
 from coordinator.planning import new_job
-from coordinator.queue import JobState, Queue, find, next_in
+from coordinator.queue import JobState, Queue, find, next_in, require_name
 from coordinator.reader import StoreReader
 from coordinator.settings import (
     FleetSettings,
@@ -337,3 +340,60 @@ def test_costs_are_summed_by_scope_over_jobs() -> None:
         (["b", "d"], "device", "none", 40.0),
     ]
     assert sums[0][1].delta == pytest.approx(2e-5)
+
+
+def test_each_order_is_on_record_with_who_gave_it(database: Database, place: StorePlace) -> None:
+    operator = Queue(database, "alice, by the page")
+    operator.add("one", JOB, "{}", 1.0, is_paused=True)
+    operator.resume("one")
+    with pytest.raises(UsageError):
+        operator.resume("one")  # refused, and so not on record
+    Queue(database).pause("one", "its test data are gone")
+    operator.set_deadline("one", 60.0, lambda known: None)
+    operator.cancel("one", 6.0, sends_model=True)
+    reader = StoreReader(place)
+    try:
+        orders = reader.orders(most=10)
+        assert [(each.by, each.kind, each.job, each.detail) for each in reversed(orders)] == [
+            ("alice, by the page", Kind.ADD, "one", "paused"),
+            ("alice, by the page", Kind.RESUME, "one", ""),
+            ("coordinator", Kind.PAUSE, "one", "its test data are gone"),
+            ("alice, by the page", Kind.DEADLINE, "one", "60 s a round"),
+            ("alice, by the page", Kind.CANCEL, "one", "devices get the model so far"),
+        ]
+        assert [each.kind for each in reader.orders(most=2)] == [Kind.CANCEL, Kind.DEADLINE]
+    finally:
+        reader.close()
+
+
+def test_a_job_that_is_added_paused_lets_others_go_before_it(database: Database) -> None:
+    queue = Queue(database)
+    queue.add("later", JOB, "{}", 1.0, is_paused=True)
+    queue.add("now", replace(JOB, id=b"n" * 16), "{}", 2.0)
+    wanted = next_in(queue.jobs())
+    assert wanted is not None
+    assert wanted.name == "now"
+
+
+@given(st.text(max_size=80))
+def test_no_name_leads_out_of_the_directory_of_jobs(name: str) -> None:
+    try:
+        require_name(name)
+    except UsageError:
+        return
+    assert Path("jobs", name).resolve().parent == Path("jobs").resolve()
+
+
+def test_a_reader_hears_of_each_write(database: Database, place: StorePlace) -> None:
+    queue = Queue(database)
+    queue.add("one", JOB, "{}", 1.0)
+    reader = StoreReader(place)
+    try:
+        before = reader.mark()
+        queue.pause("one")
+        after = reader.mark()
+        assert after != before
+        if isinstance(place, Path):  # In PostgreSQL, others' writes show too.
+            assert reader.mark() == after
+    finally:
+        reader.close()

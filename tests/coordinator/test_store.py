@@ -19,6 +19,7 @@ from stores import JOB, begin, open_store
 
 from coordinator.database.settings import StorePlace
 from coordinator.database.sqlite import SqliteDatabase
+from coordinator.measurements import Traffic
 from coordinator.model_state import ModelState
 from coordinator.queue import Queue
 from coordinator.reader import StoreReader
@@ -28,6 +29,7 @@ from coordinator.store import RoundResult, Store
 from dpagent import faults
 from dpagent.errors import StorageError
 from dpagent.faults import FaultPoint
+from dpagent.learning.inference.evaluation import Evaluation
 from dpagent.protocol.fragments import receipt_digest
 
 BLOCK = 7
@@ -138,11 +140,14 @@ def begun(store: Store) -> Store:
     return store
 
 
-def close(store: Store, number: int = 1, accuracy: float | None = None) -> None:
+HALF = Evaluation(np.array([[2, 1], [1, 0]]), 0.75)
+
+
+def close(store: Store, number: int = 1, evaluation: Evaluation | None = None) -> None:
     store.close_round(
         number,
         ModelState(WEIGHTS, np.ones((1, 4)), 0.7, (0.3, 0.4)),
-        RoundResult(accuracy, 3, 0.75, 2.5, 0.1, ("dense 1",), 0.25),
+        RoundResult(evaluation, 3, 0.75, 2.5, 0.1, ("dense 1",), 0.25, Traffic(700, 900)),
         closed_at=25.0,
     )
 
@@ -190,7 +195,7 @@ def test_closing_a_round_takes_the_model_and_drops_the_sums(store: Store, place:
     count(begun(store), [fragment(1), fragment(2), fragment(3, 1)], 1)
     assert store.closed_rounds() == 0
     assert store.open_round() is not None
-    close(store, accuracy=0.5)
+    close(store, evaluation=HALF)
     assert sums_of(store) == {}
     assert store.open_round() is None
     assert store.closed_rounds() == 1
@@ -201,7 +206,13 @@ def test_closing_a_round_takes_the_model_and_drops_the_sums(store: Store, place:
     assert model.radii == (0.3, 0.4)
     reader = StoreReader(place)
     (record,) = reader.rounds()
+    measured = reader.measured_of(1)[1]
     reader.close()
+    assert (measured.loss, measured.by_class) == (0.75, ((3, 2, 3), (1, 0, 1)))
+    assert measured.confusion is not None
+    assert measured.confusion.tolist() == [[2, 1], [1, 0]]
+    assert measured.majority_class_accuracy == 0.75
+    assert (measured.received, measured.published) == (700, 900)
     assert (record.fragments, record.accuracy, record.clamped, record.epsilon) == (3, 0.5, 3, 0.1)
     assert (record.kept, record.noise_multiplier, record.out_of_range) == (0.75, 2.5, ("dense 1",))
     assert record.clip_norm == 0.25

@@ -6,6 +6,7 @@ own copy of the weights: an error of the export then shows in the figures.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,24 @@ from dpagent.errors import DataError, require_count
 from dpagent.learning.data.dataset import Dataset, to_float32
 from dpagent.learning.onnx_session import LOAD_ERRORS, RUNTIME_ERRORS, first_line, quiet_session
 from dpagent.wording import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """How a model does on a dataset.
+
+    Attributes:
+        confusion: ``(classes, classes)``, records by their label (row) and the model's answer (column).
+        loss: mean cross-entropy, in nats; not finite where the model's scores are not.
+    """
+
+    confusion: NDArray[np.int64]
+    loss: float
+
+    @property
+    def accuracy(self) -> float:
+        """The fraction of records whose largest score is that of their label."""
+        return int(np.trace(self.confusion)) / int(self.confusion.sum())
 
 
 class OnnxEvaluator:
@@ -62,9 +81,24 @@ class OnnxEvaluator:
 
     def accuracy(self, dataset: Dataset, batch: int = 512) -> float:
         """The fraction of ``dataset`` whose largest logit is that of its label."""
+        return self.evaluate(dataset, batch).accuracy
+
+    def evaluate(self, dataset: Dataset, batch: int = 512) -> Evaluation:
+        """The model's answers for ``dataset``, by class, and their loss."""
         require_count("batch", batch)
-        right = 0
+        confusion = np.zeros((self._classes, self._classes), np.int64)
+        loss = 0.0
         for start in range(0, len(dataset), batch):
             inputs, labels = dataset.batch(np.arange(start, min(start + batch, len(dataset))))
-            right += int(np.count_nonzero(self.logits(to_float32(inputs)).argmax(axis=1) == labels))
-        return right / len(dataset)
+            logits = self.logits(to_float32(inputs))
+            np.add.at(confusion, (labels, logits.argmax(axis=1)), 1)
+            loss += _cross_entropy(logits, labels)
+        return Evaluation(confusion, loss / len(dataset))
+
+
+def _cross_entropy(logits: NDArray[np.float32], labels: NDArray[np.integer[Any]]) -> float:
+    """The sum over records of −log softmax at the label."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+        own = shifted[np.arange(len(labels)), labels]
+        return float(np.sum(np.log(np.exp(shifted).sum(axis=1)) - own))
