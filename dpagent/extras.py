@@ -17,7 +17,9 @@ from urllib.parse import unquote, urlsplit
 
 from dpagent.errors import ConfigurationError
 
-Extra = Literal["coordinator", "images", "websockets", "postgresql", "demo", "simulation"]
+Extra = Literal[
+    "coordinator", "page", "report", "metrics", "images", "websockets", "postgresql", "demo", "simulation"
+]
 
 _OWN: Final = frozenset({"dpagent", "agent", "coordinator", "simulation", "cli", "firmware_profiles"})
 

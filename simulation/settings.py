@@ -69,6 +69,13 @@ NOISY_UPDATES: Final = "updates with noise of their devices"
 """What the coordinator gets where devices add noise besides."""
 
 
+def cap_in_words(cap: str, cap_at: str) -> str:
+    """A noise cap and where it acts."""
+    if cap in ("bounded", "published"):
+        return f"{cap} on each device"
+    return "none" if cap == "none" else f"{cap} at the {cap_at}"
+
+
 class RunSettings(Settings):
     """A run, every value settled. All of it is part of the job, and may not change when the run goes on."""
 
@@ -147,9 +154,7 @@ class RunSettings(Settings):
     @property
     def cap_in_words(self) -> str:
         """The noise cap and where it acts."""
-        if self.cap in ("bounded", "published"):
-            return f"{self.cap} on each device"
-        return "none" if self.cap == "none" else f"{self.cap} at the {self.cap_at}"
+        return cap_in_words(self.cap, self.cap_at)
 
     def save(self, state_dir: Path) -> None:
         """Keep the settings of a run that can begin.

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from dpagent.wording import counted
+from simulation.job_record import JobRecord
 from simulation.record import Arrival, RunRecord
 from simulation.report.drawing import COLOURS, DEVICE_COLOURS, Picture, draw_picture
 from simulation.report.interleaving import by_round
@@ -54,9 +55,11 @@ _WITH_MIXER: Final = (
 )
 
 
-def who_could_link(record: RunRecord) -> tuple[tuple[str, str], ...]:
+def who_could_link(record: JobRecord) -> tuple[tuple[str, str], ...]:
     """Each party, and its knowledge of which device a fragment is from."""
-    parties = _WITH_MIXER if record.settings.mixer else _WITHOUT_MIXER
+    parties: tuple[tuple[str, str], ...] = _WITH_MIXER if record.settings.mixer else _WITHOUT_MIXER
+    if not isinstance(record, RunRecord):
+        parties = tuple(each for each in parties if each[0] != "Here")
     return tuple((party, knowledge.format(sends=record.settings.sends)) for party, knowledge in parties)
 
 

@@ -10,15 +10,15 @@ from matplotlib.ticker import FuncFormatter
 
 from dpagent.notation import upwards
 from dpagent.privacy.methods import method_named
-from simulation.record import RunRecord
+from simulation.job_record import JobRecord
 from simulation.report.drawing import COLOURS, Picture, draw_picture, line, round_axis
 from simulation.report.notation import percent, plain, points
 
 
-def accuracy_picture(record: RunRecord) -> Picture:
+def accuracy_picture(record: JobRecord) -> Picture:
     """Test accuracy after each round, beside the run without noise."""
     accuracy, baseline = record.accuracy_history, record.baseline_history
-    if not accuracy:
+    if not accuracy or math.isnan(record.majority_class_accuracy):
         return Picture("accuracy", "Accuracy was not measured", "There were no test data.")
     right = percent(accuracy[-1])
     caption = f"After round {len(accuracy)} the model classifies {right} of the test records correctly"
@@ -70,7 +70,7 @@ def accuracy_picture(record: RunRecord) -> Picture:
     return draw_picture("accuracy", title, caption, note, 3.3, draw)
 
 
-def budget_picture(record: RunRecord) -> Picture:
+def budget_picture(record: JobRecord) -> Picture:
     """ε of the run so far, its growth in each round, and the noise that bought it."""
     spent, noise = record.epsilon_spent, record.noise_multipliers
     if not spent or not noise:
