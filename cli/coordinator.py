@@ -19,7 +19,10 @@ from cli.members import budgets, ca, devices
 from cli.members.enrolment import enrolment
 from cli.members.invite import invite
 from cli.output import finite
+from cli.page import page_token, serve
+from cli.report import report
 from cli.tables import print_table
+from cli.watching import watch
 from dpagent.wording import counted
 
 if TYPE_CHECKING:
@@ -33,6 +36,9 @@ app.command()(enrolment)
 app.add_typer(devices.app, name="devices")
 app.command("broker-config")(broker_config)
 app.add_typer(budgets.app, name="budgets")
+app.command()(serve)
+app.command()(report)
+app.command("page-token")(page_token)
 
 
 @app.command()
@@ -114,7 +120,13 @@ def key(config: FleetConfig = None) -> None:
 def status(
     config: FleetConfig = None,
     job: Annotated[str | None, typer.Option("--job", metavar="NAME", help="The job that is shown.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    watching: Annotated[
+        bool,
+        typer.Option("--watch", "-w", help="Go on until Ctrl-C; in a pipe, one line for each change."),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead; with --watch, an object a line.")
+    ] = False,
 ) -> None:
     """Show a job's rounds: budget, noise, accuracy and fragments, also during the job.
 
@@ -127,6 +139,9 @@ def status(
     from dpagent.protocol.tokens import LINKABILITY_MEANINGS
 
     settings = coordinator_settings(config)
+    if watching:
+        watch(settings, job, as_json=as_json)
+        return
     reader = StoreReader(settings.store_place, job)
     try:
         queued, rounds, counters = reader.queued(), reader.rounds(), reader.counters()

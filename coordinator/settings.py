@@ -13,6 +13,7 @@ from pydantic_core import PydanticSerializationError
 from coordinator.database.settings import StorePlace, StoreSettings
 from coordinator.enrolment_settings import EnrolmentSettings
 from coordinator.job_settings import CapSettings, ModelSettings, OptimiserSettings, PrivacySettings
+from coordinator.page_settings import PageSettings
 from coordinator.token_settings import TokenSettings
 from dpagent.configuration import (
     FilePath,
@@ -129,6 +130,7 @@ class CoordinatorSettings(Settings):
     ``dpagent coordinator ca init`` creates it. Keep it as you keep ``keys_dir``."""
     enrolment: EnrolmentSettings = EnrolmentSettings()
     tokens: TokenSettings = TokenSettings()
+    page: PageSettings = PageSettings()
     mqtt: MqttSettings = MqttSettings()
     store: StoreSettings = StoreSettings()
 
@@ -417,20 +419,25 @@ def load_fleet_settings(file: Path, overrides: Sequence[Override] = ()) -> Fleet
     return _resolved(load_settings(file, FleetSettings, overrides=overrides), file).resolved(file)
 
 
-def load_job_settings(file: Path, overrides: Sequence[Override] = ()) -> JobSettings:
+def load_job_settings(file: Path, overrides: Sequence[Override] = (), text: str | None = None) -> JobSettings:
     """Read a job file, with its paths, and those of overrides, made relative to it.
+
+    Args:
+        file: The file.
+        overrides: What holds in place of its values.
+        text: What it would hold; it is not read then, and need not be there.
 
     Raises:
         ConfigurationError: The file or an override is invalid.
     """
-    document = read_document(file, example="rounds: 40")
+    document = read_document(file, example="rounds: 40", text=text)
     for key in CoordinatorSettings.model_fields:
         if key in document.values:
             raise ConfigurationError(
                 f"{document.place((key,))}: {key} is a key of the whole fleet; expected the keys of a job "
                 "alone. Remove it here: fleet.yaml has it."
             )
-    return load_settings(file, JobSettings, overrides=overrides).resolved(file)
+    return load_settings(file, JobSettings, overrides=overrides, text=text).resolved(file)
 
 
 CoordinatorSettingsT = TypeVar("CoordinatorSettingsT", bound=CoordinatorSettings)
@@ -443,6 +450,7 @@ def _resolved(settings: CoordinatorSettingsT, file: Path) -> CoordinatorSettings
             "keys_dir": resolve(settings.keys_dir, file),
             "members_dir": resolve(settings.members_dir, file),
             "enrolment": settings.enrolment.resolved(file),
+            "page": settings.page.resolved(file),
             "mqtt": settings.mqtt.resolved(file),
             "store": settings.store.resolved(file),
         }

@@ -59,6 +59,7 @@ def load_settings(
     *,
     base: Mapping[str, Any] | None = None,
     overrides: Sequence[Override] = (),
+    text: str | None = None,
 ) -> SettingsT:
     """Read a YAML file as ``schema``.
 
@@ -70,13 +71,14 @@ def load_settings(
         schema: What it must be.
         base: Values that hold where the file has none (:func:`~dpagent.overrides.overlaid`).
         overrides: What holds in place of the file's values, the strongest last.
+        text: What the file would hold; it is not read then, and need not be there.
 
     Raises:
         ConfigurationError: The file is missing or not YAML, a key is unknown or missing, or
             a value has the wrong type or range. The text has one line per problem, with file and
             line, or the override, key, actual value and expectation.
     """
-    document = read_document(path, example=f"{_first_key(schema)}: …")
+    document = read_document(path, example=f"{_first_key(schema)}: …", text=text)
     made = overridden(schema, overlaid(base or {}, document.values), overrides)
     problems = made.problems
     try:

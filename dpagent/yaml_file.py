@@ -55,29 +55,35 @@ class Document:
         return f"{self.path}:{self.lines[location[:known]]}"
 
 
-def read_document(path: Path, *, example: str) -> Document:
+def read_document(path: Path, *, example: str, text: str | None = None) -> Document:
     """Read a YAML file of keys and values.
 
     Args:
         path: The file.
         example: A possible first line, for the error message.
+        text: What it would hold; it is not read then, and need not be there.
 
     Raises:
         ConfigurationError: The file is missing or not YAML, or has a duplicate key.
     """
+    if text is None:
+        text = _text_in(path)
+    node, values, lines = _parsed(text, str(path), at="{}:{}".format)
+    if not isinstance(node, yaml.MappingNode) or not isinstance(values, dict):
+        raise ConfigurationError(f"{path}:1: expected keys and values, such as `{example}`.")
+    return Document(path, values, lines)
+
+
+def _text_in(path: Path) -> str:
     try:
         with path.open(encoding="utf-8") as stream:
-            text = stream.read(_MOST_CHARACTERS + 1)
+            return stream.read(_MOST_CHARACTERS + 1)
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}. Give the path of a YAML file.") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start})."
         ) from error
-    node, values, lines = _parsed(text, str(path), at="{}:{}".format)
-    if not isinstance(node, yaml.MappingNode) or not isinstance(values, dict):
-        raise ConfigurationError(f"{path}:1: expected keys and values, such as `{example}`.")
-    return Document(path, values, lines)
 
 
 def load_yaml(path: Path, *, example: str) -> dict[Any, Any]:

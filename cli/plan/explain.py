@@ -1,14 +1,7 @@
-"""A plan's guarantee in plain words, with the plan's numbers.
-
-The bounds on an attacker follow from (ε, δ)-differential privacy as a hypothesis test between two data
-sets (Kairouz, Oh, Viswanath, *The composition theorem for differential privacy*, 2015): a test with
-false-positive rate a has a true-positive rate of at most e^ε·a + δ, and at most 1 − e^(−ε)·(1 − δ − a).
-From even odds, a guess is correct with probability at most (e^ε + δ)/(1 + e^ε).
-"""
+"""A plan's guarantee in plain words, with the plan's numbers."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +10,7 @@ from cli.notation import factor, figure, percent, plain
 from cli.plan.comparison import Comparison
 from cli.plan.page import fill, headline, setting, verdict
 from dpagent.notation import upwards
+from dpagent.privacy.odds import detection, guessing
 from dpagent.privacy.schedules import Schedule
 from dpagent.wording import counted
 
@@ -146,19 +140,6 @@ def sections(comparison: Comparison) -> Iterator[Section]:
             "False updates, code that runs on the board, and other sources about a person.",
         ),
     )
-
-
-def guessing(epsilon: float, delta: float) -> float:
-    """The largest probability of a correct guess from even odds: (e^ε + δ)/(1 + e^ε)."""
-    shrunk = math.exp(-epsilon)
-    return (1 + delta * shrunk) / (1 + shrunk)
-
-
-def detection(epsilon: float, delta: float, false_alarms: float) -> float:
-    """The largest true-positive rate of a test with that false-positive rate."""
-    shrunk = math.exp(-epsilon)
-    steep = math.inf if epsilon > 700 else math.exp(epsilon) * false_alarms + delta
-    return min(1.0, steep, 1 - shrunk * max(0.0, 1 - delta - false_alarms))
 
 
 def _means(comparison: Comparison) -> Iterator[str]:

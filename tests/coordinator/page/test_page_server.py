@@ -1,0 +1,414 @@
+"""The page over HTTP: what it shows, what it refuses, and what orders do to the queue of a real database."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from brokers import wait_until
+from fleets import DIGITS, write_fleet, write_job
+from page_servers import PageServer
+from postgresql import Postgresql, new_place
+from stores import begin, begin_job, open_store
+
+import coordinator.page.server
+from coordinator.database.opening import open_database
+from coordinator.database.settings import StoreSettings
+from coordinator.measurements import Traffic
+from coordinator.model_state import ModelState
+from coordinator.page.server import serve
+from coordinator.page.tokens import Role, make_token
+from coordinator.planning import new_job
+from coordinator.queue import JobState, Queue
+from coordinator.settings import FleetSettings, load_fleet_settings
+from coordinator.store import RoundResult, Store
+from dpagent.errors import ConfigurationError
+from dpagent.learning.inference.evaluation import Evaluation
+
+MODEL = ModelState(
+    np.zeros(DIGITS.parameter_count, np.float32), np.zeros((1, DIGITS.parameter_count)), 1.0, ()
+)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> FleetSettings:
+    return load_fleet_settings(write_fleet(tmp_path / "fleet", None, mqtt={"url": "mqtt://nowhere.invalid"}))
+
+
+@pytest.fixture
+def store(settings: FleetSettings) -> Store:
+    """A job with one closed round, and an open one."""
+    store = begin_job(settings, MODEL)
+    store.start_round(1, 10.0, 70.0)
+    evaluation = Evaluation(np.array([[3, 1], [0, 2]]), 0.5)
+    store.close_round(
+        1, MODEL, RoundResult(evaluation, 0, 1.0, 2.5, 1.25, traffic=Traffic(700, 900)), closed_at=40.0
+    )
+    store.start_round(2, 41.0, 101.0)
+    return store
+
+
+@pytest.fixture
+def page(settings: FleetSettings, tmp_path: Path) -> Iterator[PageServer]:
+    with PageServer(settings, tmp_path / "fleet") as server:
+        yield server
+
+
+def test_an_empty_coordinator_is_shown_as_one(page: PageServer) -> None:
+    state = page.get("/api/state").values
+    assert (state["jobs"], state["current"], state["open"], state["problem"]) == ([], None, None, None)
+    assert "No coordinator runs here" in state["coordinator"]["words"]
+    assert page.get("/api/jobs/first").status == 404
+
+
+def test_a_job_is_shown_with_its_rounds(store: Store, page: PageServer) -> None:
+    state = page.get("/api/state").values
+    (job,) = state["jobs"]
+    assert (job["name"], job["state"], job["closed"], job["rounds"]) == ("first", "running", 1, 2)
+    assert job["accuracy"] == pytest.approx(5 / 6)
+    assert (state["open"]["round"], state["open"]["counted"], state["open"]["expected"]) == (2, 0, 10)
+    found = page.get("/api/jobs/first").values
+    assert found["rows"]["accuracy"] == [pytest.approx(5 / 6)]
+    assert (found["rows"]["loss"], found["rows"]["received"], found["rows"]["published"]) == (
+        [0.5],
+        [700],
+        [900],
+    )
+    assert found["majority_class_accuracy"] == pytest.approx(4 / 6)
+    assert found["classes"]["confusion"] == [[3, 1], [0, 2]]
+    (column,) = found["columns"]
+    assert column["spent"] == 1.25
+    assert column["target"] - column["left"] == pytest.approx(1.25)
+    assert page.get("/api/jobs/first?after=1").values["rows"]["number"] == []
+    for wrong in ("-1", "x", "9" * 30, "1.5", "%C2%B2"):
+        assert page.get(f"/api/jobs/first?after={wrong}").status == 400
+
+
+def test_a_store_in_postgresql_is_shown_and_watched_too(
+    settings: FleetSettings, tmp_path: Path, postgresql: Postgresql
+) -> None:
+    address = new_place(postgresql)
+    shared = settings.model_copy(
+        update={"store": StoreSettings(url=address.url, password_file=postgresql.password_file)}
+    )
+    with PageServer(shared, tmp_path / "fleet") as page:
+        assert page.get("/api/state").values["problem"] is None, "there are no tables yet"
+        store = open_store(address, new_job(settings), settings.job().stored())
+        begin(store, MODEL)
+        store.start_round(1, 10.0, 70.0)
+        with events(page) as answer:
+            assert next_state(answer)["current"] == "first"
+            assert page.order("/api/jobs/first/pause").status == 200
+            until = time.monotonic() + 20
+            while len(next_state(answer)["orders"]) < 2:
+                assert time.monotonic() < until
+        assert page.get("/api/jobs/first").values["paused"]
+        store.database.close()
+
+
+def test_orders_change_the_queue_and_are_on_record(
+    store: Store, page: PageServer, settings: FleetSettings
+) -> None:
+    assert page.order("/api/jobs/first/pause").status == 200
+    (queued,) = Queue(store.database).jobs()
+    assert queued.is_paused
+    again = page.order("/api/jobs/first/pause")
+    assert (again.status, "paused already" in again.values["error"]) == (409, True)
+    assert page.order("/api/jobs/first/resume").status == 200
+    assert page.order("/api/jobs/first/deadline", {"seconds": 90.0}).status == 200
+    assert "leaves" not in page.order("/api/jobs/first/deadline", {"seconds": 0.1}).values["error"]
+    assert page.order("/api/jobs/first/cancel", {"with_model": True}).status == 200
+    (queued,) = Queue(store.database).jobs()
+    assert (queued.state, queued.sends_model, queued.deadline_s) == (JobState.CANCELLING, True, 90.0)
+    orders = page.get("/api/state").values["orders"]
+    assert [each["kind"] for each in orders] == ["cancel", "deadline", "resume", "pause", "add"]
+    assert all(each["by"].endswith(", by the page") for each in orders[:-1])
+    assert page.order("/api/jobs/nothing/pause").status == 409
+
+
+def test_a_job_is_added_as_by_the_command(page: PageServer, settings: FleetSettings, tmp_path: Path) -> None:
+    text = write_job(tmp_path / "job.yaml").read_text()
+    added = page.order("/api/jobs", {"name": "next", "text": text, "start_later": True})
+    assert added.status == 200, added.body
+    database = open_database(settings.state_dir)
+    first, second = Queue(database).jobs()
+    database.close()
+    assert (first.name, second.name, second.is_paused) == ("first", "next", True)
+    for name, wrong, why in (
+        ("next", text, "already"),
+        ("first", text, "fleet.yaml itself"),
+        ("../other", text, "letters, digits"),
+        ("", text, "letters, digits"),
+        ("bad", "rounds: [", "not valid YAML"),
+        ("bad", "rounds: 0", "rounds"),
+        ("bad", "fleet: mine\nrounds: 3", "key of the whole fleet"),
+        ("bad", text + "\ntest_data: {path: /etc/passwd, kind: csv}\n", "directory of fleet.yaml"),
+        ("bad", text + "\ntest_data: {path: ../../x.npz, kind: npz}\n", "directory of fleet.yaml"),
+        ("bad", text.replace("name: digits", "name: /etc/model.yaml"), "directory of fleet.yaml"),
+    ):
+        refused = page.order("/api/jobs", {"name": name, "text": wrong, "start_later": False})
+        assert refused.status == 409, (name, refused.body)
+        assert why in refused.values["error"], (name, refused.body)
+    assert "bad" not in [each["name"] for each in page.get("/api/state").values["jobs"]]
+
+
+def test_nothing_is_ordered_by_another_site(store: Store, page: PageServer) -> None:
+    key = page.get("/api/me").values["order_key"]
+    path = "/api/jobs/first/cancel"
+    own = f"http://{page.host}"
+    assert page.post(path, {}).status == 403, "without the key"
+    assert page.post(path, {}, X_Dpagent_Order="0" * 64, Origin=own).status == 403
+    assert page.post(path, {}, X_Dpagent_Order=key, Origin="http://evil.example").status == 403
+    assert page.post(path, {}, X_Dpagent_Order=key, Origin="null").status == 403
+    form = page.request(
+        "POST", path, b"with_model=1", X_Dpagent_Order=key, Content_Type="application/x-www-form-urlencoded"
+    )
+    assert form.status == 415
+    assert page.get(path).status in (404, 405)
+    assert (
+        page.request("OPTIONS", path, Origin="http://evil.example").headers.get("access-control-allow-origin")
+        is None
+    )
+    (queued,) = Queue(store.database).jobs()
+    assert queued.state is JobState.RUNNING
+
+
+def test_a_name_that_is_not_its_own_is_refused(page: PageServer) -> None:
+    """As when a site's name leads to this machine: the browser would send what it has for that site."""
+    for path in ("/", "/api/state", "/login", "/metrics"):
+        assert page.get(path, Host="evil.example").status == 421
+    assert page.get("/api/state", Host=f"localhost:{page.port}").status == 200
+
+
+def test_every_answer_has_its_headers(store: Store, page: PageServer) -> None:
+    for path in ("/", "/login", "/static/page.js", "/api/state", "/api/nothing", "/metrics", "/static/../x"):
+        headers = page.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert (headers["x-frame-options"], headers["cache-control"]) == ("DENY", "no-store")
+        assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+        assert "server" not in headers
+
+
+def test_static_files_need_no_foreign_host_and_nothing_inline() -> None:
+    static = Path(coordinator.page.server.__file__).parent / "static"
+    files = sorted(static.iterdir())
+    assert sum(each.stat().st_size for each in files) < 200_000
+    for file in files:
+        text = file.read_text()
+        plain = text.replace("http://www.w3.org/", "")
+        foreign = ("http:", "https:", 'src="//')
+        inline = ("<style", " style=", " onclick=", "<script>") if file.suffix == ".html" else ()
+        markup = (
+            ("innerHTML", "insertAdjacentHTML", "eval(", "document.write") if file.suffix == ".js" else ()
+        )
+        assert [each for each in (*foreign, *inline, *markup) if each in plain] == [], file
+
+
+def test_too_much_is_refused(page: PageServer) -> None:
+    key = page.get("/api/me").values["order_key"]
+    long = json.dumps({"name": "x", "text": "y" * 70_000}).encode()
+    assert page.request("POST", "/api/jobs", long, X_Dpagent_Order=key).status == 413
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=20)
+    chunks = (b"y" * 8_192 for _ in range(16))
+    headers = {"X-Dpagent-Order": key, "Content-Type": "application/json"}
+    connection.request("POST", "/api/jobs", chunks, headers, encode_chunked=True)
+    assert connection.getresponse().status == 408
+    connection.close()
+    with socket.create_connection(("127.0.0.1", page.port), timeout=20) as endless:
+        endless.sendall(b"GET /api/state HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(64):
+                endless.sendall(b"z" * 16_384)
+        assert b"200 OK" not in read_all(endless)
+
+
+@contextmanager
+def events(page: PageServer) -> Iterator[http.client.HTTPResponse]:
+    """A stream of events, as a browser holds it open."""
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=20)
+    connection.request("GET", "/api/events")
+    answer = connection.getresponse()
+    try:
+        yield answer
+    finally:
+        answer.close()
+        connection.close()
+
+
+def next_state(answer: http.client.HTTPResponse) -> dict[str, Any]:
+    while True:
+        line = answer.readline().decode()
+        if line.startswith("data: "):
+            values: dict[str, Any] = json.loads(line[6:])
+            return values
+
+
+def test_what_changes_is_sent(store: Store, page: PageServer) -> None:
+    with events(page) as answer:
+        assert (answer.getheader("content-type") or "").startswith("text/event-stream")
+        assert next_state(answer)["open"]
+        store.reject("malformed", 3)
+        until = time.monotonic() + 20
+        while "malformed" not in json.dumps(next_state(answer)):
+            assert time.monotonic() < until
+
+
+def test_there_is_an_end_of_viewers(settings: FleetSettings, store: Store, tmp_path: Path) -> None:
+    with PageServer(settings, tmp_path / "fleet", most_viewers=2) as page:
+        with events(page) as first, events(page) as second:
+            next_state(first)
+            next_state(second)
+            with events(page) as refused:
+                assert refused.status == 503
+            assert page.get("/api/state").status == 200
+
+        def is_let_in() -> bool:
+            with events(page) as answer:
+                return answer.status == 200
+
+        wait_until(is_let_in, "the place of a viewer that left")
+
+
+def test_a_connection_without_a_request_is_cut(
+    settings: FleetSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator.page.server, "REQUEST_S", 0.3)
+    with PageServer(settings, tmp_path / "fleet") as page:
+        for sent in (b"", b"GET /api/state HTTP/1.1\r\nHost: localhost\r\nX-Slow: ", b"\x16\x03\x01"):
+            with socket.create_connection(("127.0.0.1", page.port), timeout=20) as connection:
+                connection.sendall(sent)
+                assert b"200 OK" not in read_all(connection)
+        assert page.get("/api/state").status == 200
+
+
+def read_all(connection: socket.socket) -> bytes:
+    data = b""
+    try:
+        while part := connection.recv(4_096):
+            data += part
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def test_whoever_fills_the_connections_keeps_nobody_else_out_for_long(
+    settings: FleetSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator.page.server, "_MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(coordinator.page.server, "REQUEST_S", 0.5)
+    with PageServer(settings, tmp_path / "fleet", most_viewers=1) as page:
+        held = [socket.create_connection(("127.0.0.1", page.port)) for _ in range(12)]
+        wait_until(lambda: answers(page), "a place")
+        for each in held:
+            each.close()
+
+
+def answers(page: PageServer) -> bool:
+    try:
+        return page.get("/login").status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def test_a_page_that_others_reach_needs_a_token(settings: FleetSettings, tmp_path: Path) -> None:
+    open_to_all = settings.model_copy(update={"page": settings.page.model_copy(update={"listen": "0.0.0.0"})})
+    with pytest.raises(ConfigurationError, match="page-token"):
+        serve(open_to_all, tmp_path, threading.Event(), str.encode)
+
+
+def test_who_has_a_token_signs_in_and_out(
+    settings: FleetSettings, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.page.local_users.is_own", lambda user: False)
+    operators, viewers = (make_token(settings.keys_dir, role) for role in (Role.OPERATOR, Role.VIEWER))
+    with PageServer(settings, tmp_path / "fleet") as page:
+        first = page.get("/")
+        assert (first.status, first.headers["location"]) == (303, "/login")
+        for path in (
+            "/api/state",
+            "/api/me",
+            "/api/events",
+            "/api/jobs/first",
+            "/metrics",
+            "/static/page.js",
+        ):
+            assert page.get(path).status == 401, path
+        assert page.post("/login", {"token": "nonsense"}).status == 401
+        assert page.post("/login", {"token": operators}, Origin="http://evil.example").status == 403
+        signed = page.post("/login", {"token": operators})
+        cookie = signed.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+        session = cookie.partition(";")[0]
+        assert page.get("/", Cookie=session).status == 200
+        assert page.order("/api/jobs/first/pause", Cookie=session).status == 200
+        bearer = f"Bearer {viewers}"
+        assert page.get("/metrics", Authorization=bearer).status == 200
+        refused = page.order("/api/jobs/first/resume", Authorization=bearer)
+        assert (refused.status, "give no orders" in refused.values["error"]) == (403, True)
+        assert page.order("/api/logout", Cookie=session).status == 200
+        assert page.get("/api/state", Cookie=session).status == 401
+
+
+def test_downloads(store: Store, page: PageServer, settings: FleetSettings) -> None:
+    assert page.get("/api/jobs/first/model").status == 404
+    models = settings.directory_of("first") / "models"
+    models.mkdir(parents=True)
+    for number in (1, 2):
+        (models / f"round-{number:04d}.onnx").write_bytes(b"model %d" % number)
+    model = page.get("/api/jobs/first/model")
+    assert (model.status, model.body) == (200, b"model 2")
+    assert "first-round-0002.onnx" in model.headers["content-disposition"]
+    report = page.get("/api/jobs/first/report")
+    assert (report.body, report.headers["content-disposition"]) == (
+        b"first", 'attachment; filename="first-report.html"',
+    )  # fmt: skip
+    assert page.get("/api/audit").status == 409, "there are no members"
+    for name in ("%2e%2e", "..%2f..%2fkeys", "first%00"):
+        assert page.get(f"/api/jobs/{name}/model").status == 404, name
+
+
+def test_a_failure_of_the_page_is_no_traceback_to_anybody(
+    store: Store, settings: FleetSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(job: str) -> bytes:
+        raise RuntimeError("a secret of the program")
+
+    with PageServer(settings, tmp_path / "fleet", fail) as page:
+        answer = page.get("/api/jobs/first/report")
+    assert answer.status == 500
+    assert b"secret" not in answer.body
+    assert "a request failed" in caplog.text
+
+
+def test_hostile_texts_stay_texts(settings: FleetSettings, page: PageServer) -> None:
+    """A class name, a reason: whatever they are, they are strings of JSON with no markup of their own."""
+    hostile = "</script><img src=x onerror=alert(1)>"
+    store = begin_job(settings, MODEL)
+    Queue(store.database).pause("first", hostile)
+    answer = page.get("/api/state")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.values["jobs"][0]["trouble"] == hostile
+
+
+def test_the_log_of_a_stranger_is_short(page: PageServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", page.port), timeout=20) as connection:
+                connection.sendall(b"rubbish\r\n\r\n")
+                read_all(connection)
+    assert "Invalid HTTP" not in caplog.text

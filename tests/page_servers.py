@@ -1,0 +1,107 @@
+"""The fleet's page on a free loopback port, served in a thread, and requests as a browser sends them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from brokers import reserved_port, wait_until
+
+from coordinator.page.server import serve
+from coordinator.settings import CoordinatorSettings
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def values(self) -> Any:
+        return json.loads(self.body)
+
+
+class PageServer:
+    """A page that is served while the block lasts.
+
+    Attributes:
+        port: that it listens on.
+    """
+
+    def __init__(
+        self, settings: CoordinatorSettings, directory: Path, make_report: Callable[[str], bytes] =
+        str.encode,
+        **page: Any,
+    ) -> None:  # fmt: skip
+        self._reserved = reserved_port()
+        self.port: int = self._reserved.getsockname()[1]
+        self.settings = settings.model_copy(
+            update={"page": settings.page.model_copy(update={"port": self.port, **page})}
+        )
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, args=(directory, make_report))
+
+    def _serve(self, directory: Path, make_report: Callable[[str], bytes]) -> None:
+        try:
+            serve(self.settings, directory, self._stop, make_report)
+        except BaseException as error:  # noqa: BLE001 - handed to the test's own thread
+            self._error = error
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        wait_until(self._answers, "the page")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(20)
+        self._reserved.close()
+        assert not self._thread.is_alive(), "the page does not end"
+        if self._error is not None and value is None:
+            raise self._error
+
+    def _answers(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        try:
+            return bool(self.get("/login").status)
+        except OSError:
+            return False
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def request(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, body, named)
+            answer = connection.getresponse()
+            found = {name.lower(): value for name, value in answer.getheaders()}
+            return Answer(answer.status, found, answer.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.request("GET", path, **headers)
+
+    def post(self, path: str, values: Any, **headers: str) -> Answer:
+        given = {"Content_Type": "application/json"} | headers
+        return self.request("POST", path, json.dumps(values).encode(), **given)
+
+    def order(self, path: str, values: Any = None, **headers: str) -> Answer:
+        """What the page itself sends: with the key that it has read."""
+        key = self.get("/api/me", **headers).values["order_key"]
+        own = {"X_Dpagent_Order": key, "Origin": f"http://{self.host}"}
+        return self.post(path, values or {}, **(own | headers))
