@@ -37,6 +37,7 @@ class _Root(CommandsByName):
         "enrol": "cli.enrol:enrol",
         "run": "cli.run:run",
         "status": "cli.status:status",
+        "metrics": "cli.metrics:metrics",
         "doctor": "cli.doctor:doctor",
         "diag": "cli.diag.command:diag",
         "health": "cli.health:health",
