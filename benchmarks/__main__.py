@@ -14,9 +14,9 @@ from typing import NoReturn
 # One BLAS thread, as the programs set it themselves. Read when numpy is first imported.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
+from benchmarks.document import render, title
 from benchmarks.figures import Figure, Skipped, merge, read_figures, stamp, write_figures
 from benchmarks.machine import describe_machine
-from benchmarks.page import render, title
 from benchmarks.programs import ROOT
 from benchmarks.registry import BENCHMARKS
 from dpagent.errors import DpagentError, ExitCode

@@ -19,6 +19,7 @@ from benchmarks import (
     governor,
     installed_size,
     noise_cap,
+    page,
     pld,
     poisoning,
     precision,
@@ -87,6 +88,7 @@ BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
             seal,
             traffic,
             tokens,
+            page,
             counting,
             adversary,
         )
