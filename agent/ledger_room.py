@@ -43,6 +43,7 @@ _PACKED: Final = 1.25
 _LOG_BYTES: Final = 2 << 20
 """Of the log besides the largest transaction: it begins anew when it has a thousand pages, 1 MiB."""
 _AT_ONCE: Final = 8 << 20
+_FEW_PAGES: Final = 64
 _FRAME_BYTES: Final = 24
 _INDEXED: Final = 4_000
 """Pages of the log, and a few more, that a part of its index tells of."""
@@ -122,8 +123,10 @@ class TakenRoom:
 
     def _take_pages(self, missing: int) -> None:
         """Make the database larger by so many bytes of free pages."""
-        connection = self._connection
+        connection, pages = self._connection, self._number("cache_size")
         if missing > 0:
+            # The agent keeps what memory this takes.
+            connection.execute(f"PRAGMA cache_size = {_FEW_PAGES}")
             with transaction(connection):
                 connection.execute("CREATE TABLE IF NOT EXISTS room (filler BLOB NOT NULL) STRICT")
             for start in range(0, missing, _AT_ONCE):
@@ -137,6 +140,7 @@ class TakenRoom:
         if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'room'").fetchone():
             with transaction(connection):
                 connection.execute("DROP TABLE room")
+        connection.execute(f"PRAGMA cache_size = {pages}")
 
     def _number(self, pragma: str) -> int:
         return int(self._connection.execute(f"PRAGMA {pragma}").fetchone()[0])
