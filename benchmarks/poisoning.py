@@ -17,6 +17,17 @@ to the norm that an honest one may have, and hostile boards scale each block to 
 coordinate-wise median of 20 groups (``aggregation: {kind: median-of-means, groups: 20}``), with the bound.
 Accuracy is on the 10,000 test images; the backdoor's success is the share of those of other classes that the
 patch turns into a 7.
+
+Interpretation: **the norm bound alone protects no model from members that act together.** An honest fragment
+is mostly noise, and the bound has to let that much through; who sends no noise has all of that norm for a
+direction of choice, the same in each round. Two boards of 20 then ruin the model, or put a backdoor into it
+that works nine times out of ten. The bound keeps one board in one round from doing what the values of the
+wire would. The median holds against the backdoor of two boards of 20 and against few others. Honest-looking
+work on false labels costs little, since it has honest boards' noise. The smaller ε is, the larger is what the
+bound lets through.
+
+Limits: one run of each, on one data set that is spread evenly; strong attackers, who know all settings; an
+attack that is spread over blocks and coordinates to pass a median was not looked for.
 """
 
 from __future__ import annotations
