@@ -8,11 +8,12 @@ from contextlib import closing
 from importlib.util import find_spec
 from typing import Final
 
-from coordinator.database.opening import is_there
+from coordinator.database.opening import is_there, open_postgresql
 from coordinator.passed_rounds import in_words
 from coordinator.queue import QueuedJob, current_in
 from coordinator.reader import RoundRecord, StoreReader
 from coordinator.settings import FIRST_JOB, CoordinatorSettings, FleetSettings, require_same_job
+from coordinator.shared_store import workers_at
 from dpagent.diagnosis import Finding, clock, entropy, fine, memory, problem, problem_of, storage, warning
 from dpagent.errors import DpagentError, StorageError
 from dpagent.extras import install_command
@@ -42,6 +43,8 @@ def examine(settings: CoordinatorSettings, *, asks_broker: bool = True) -> Itera
     else:
         yield fine("packages", "the coordinator's are installed")
     yield _keys(settings)
+    if settings.store.url is not None:
+        yield _store(settings)
     yield from _jobs(settings)
     if isinstance(settings, FleetSettings) and settings.test_data is not None:
         try:
@@ -77,6 +80,28 @@ def _keys(settings: CoordinatorSettings) -> Finding:
         if there[file] & 0o077:
             return problem("keys", f"other users may read {file}", f"Run: chmod 600 {file}")
     return fine("keys", f"both are in {settings.keys_dir}, and nobody else reads them")
+
+
+def _store(settings: CoordinatorSettings) -> Finding:
+    """PostgreSQL, and who uses it."""
+    try:
+        address = settings.store.address()
+        assert address is not None
+        with open_postgresql(address, "doctor") as database:
+            leader = database.leader()
+            if leader is None:
+                return fine("store", f"{database.name} answers; no coordinator has used it yet")
+            with database.errors():
+                workers = workers_at(database)
+            who = f"led by {leader}" if database.is_led() else f"nobody leads; last {leader}"
+            text = f"{database.name}: {who}; {counted(len(workers), 'worker')}"
+    except DpagentError as error:
+        return problem_of("store", error)
+    if not workers:
+        return warning(
+            "store", text, "No fragment counts: start `dpagent coordinator worker`, on any machine."
+        )
+    return fine("store", text)
 
 
 def _jobs(settings: CoordinatorSettings) -> Iterator[Finding]:

@@ -325,6 +325,17 @@ class PostgresqlDatabase(_Session, Database):
         self._migrate()
         return True
 
+    def is_led(self) -> bool:
+        """Whether some program leads now."""
+        with self.errors():
+            row = self.execute(
+                "SELECT EXISTS (SELECT 1 FROM pg_locks JOIN pg_database ON pg_database.oid = database "
+                "WHERE locktype = 'advisory' AND datname = current_database() AND granted "
+                "AND classid::bigint = ? AND objid::bigint = ?) AS led",
+                (_LEADER, self._lock % (1 << 32)),
+            ).fetchone()
+        return bool(row["led"])
+
     def leader(self) -> str | None:
         """Who leads, in words, as far as that is on record."""
         with self.errors():

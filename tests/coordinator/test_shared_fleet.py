@@ -19,11 +19,13 @@ from postgresql import Postgresql, postgresql_server
 from shared_fleets import SOON, SharedFleet, digest, fragments_of, send
 
 from coordinator.daemon import Coordinator
+from coordinator.diagnosis import examine
 from coordinator.keys import load_opener
 from coordinator.leadership import lead
 from coordinator.settings import load_coordinator_settings, load_fleet_settings
 from coordinator.worker import Worker
 from dpagent import __version__
+from dpagent.diagnosis import Finding
 from dpagent.errors import BrokerError, ConfigurationError, ExitCode, StateInUseError
 from dpagent.storage import StateDirectory
 
@@ -215,6 +217,26 @@ def test_a_worker_with_another_key_is_told_so(
     load_opener(tmp_path / "other" / "keys", fleet.name)
     with pytest.raises(ConfigurationError, match="sealed to another key than this worker has"):
         worker_of(other).run(threading.Event())
+
+
+def test_the_doctor_says_who_leads_and_who_counts(fleet: SharedFleet, tmp_path: Path) -> None:
+    def found() -> Finding:
+        return next(each for each in examine(fleet.settings, asks_broker=False) if each.check == "store")
+
+    assert "no coordinator has used it yet" in found().text
+    started(fleet)
+    assert f"nobody leads; last {socket.gethostname()}, process" in found().text
+    with fleet.database() as database:
+        assert database.lead()
+        assert f"led by {socket.gethostname()}, process" in found().text
+    assert "0 workers" in found().text
+    assert "start `dpagent coordinator worker`" in str(found())
+    worker = worker_of(fleet.file)
+    assert found().text.endswith("; 1 worker")
+    worker.close()
+    away = fleet.settings.store.model_copy(update={"url": "postgresql://tester@127.0.0.1:1/postgres"})
+    fleet.settings = fleet.settings.model_copy(update={"store": away})
+    assert "No PostgreSQL answers at" in found().text
 
 
 def test_a_worker_beside_sqlite_is_refused(tmp_path: Path, mosquitto: Broker) -> None:
