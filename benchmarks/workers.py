@@ -192,6 +192,8 @@ class _Round:
             },
             "state_dir": "state", "keys_dir": "keys", "store": self._server.settings(schema),
             "mqtt": {
+                # The broker would take a worker that is stopped for gone, and drop what waits for it.
+                "keepalive_s": 3_600,
                 "url": self._mqtt.url, "username": self._mqtt.username,
                 "password_file": str(self._mqtt.password_file),
             },
