@@ -107,7 +107,9 @@ class Cycle:
         self._dataset, self._limits, self._records = dataset, limits, records
         self._state, self._worker, self._publisher, self._clock = state, worker, publisher, clock
         self._tokens = tokens
-        self._sitting_out = SittingOut(announcements, limits, state=state, publisher=publisher, clock=clock)
+        self._sitting_out = SittingOut(
+            announcements, limits, state=state, publisher=publisher, is_member=tokens.is_member, clock=clock
+        )
         self._at_work: Admitted | InTraining | None = None
         """What the training process is at, or would be."""
         self._answers_by = math.inf
@@ -172,7 +174,7 @@ class Cycle:
         elif self._clock.monotonic() < announced.begins_at:
             pass
         elif announced.phase is Phase.DECIDE:
-            if not self._sitting_out.waits_for_receipt(announced, is_member=self._tokens.is_member):
+            if not self._sitting_out.waits_for_receipt(announced):
                 self._decide(announced, model)
         elif announced.phase is Phase.REPEAT:
             self._repeat(announced, model)
@@ -301,7 +303,7 @@ class Cycle:
         if announced.phase is Phase.REPEAT:  # The device's limits have changed since.
             self._sitting_out.give_up(announced, reason)
             return
-        self._sitting_out.probe(announced, is_member=self._tokens.is_member)
+        self._sitting_out.probe(announced)
         if self._tokens.is_awaited(announced.plan):
             pass
         elif self._tokens.ask(

@@ -1,7 +1,7 @@
 """Probes: messages by which a device learns that what it publishes arrives. Nothing depends on their content.
 
-A probe is made of its plan alone, without a token or data, and has the length of any fragment. Where
-fragments carry tokens, a device goes on to its next round by the receipt of a probe
+A probe is made of its plan alone, without a token or data, and has the length of any fragment. A device that
+may ask for tokens goes on to its next round by the receipt of a probe, whether or not this one has some
 (``docs/decisions/2026-11-26-probes.md``). The coordinator knows by name who goes on, and chooses what gets a
 receipt: so it learns whose a probe is, and no more. When a probe leaves follows from when its round came up,
 and not from the device's grid, on which its fragments leave.
@@ -121,6 +121,10 @@ class Probes:
                 " (SELECT job, round FROM probes WHERE is_counted)"
             )
         return max(0, ours)
+
+    def end_job(self, job: str) -> None:
+        """Let those of a job leave no more: it is over, and nobody is left to give them a receipt."""
+        self._connection.execute("UPDATE probes SET message = NULL WHERE job = ?", (job,))
 
     def withdraw(self) -> None:
         """Let none leave any more, in a copy that is kept elsewhere."""

@@ -127,7 +127,7 @@ class Rounds:
         row = self._connection.execute("SELECT round FROM decided WHERE job = ?", (job,)).fetchone()
         return 0 if row is None else int(row["round"])
 
-    def awaits_receipt(self, job: str) -> bool:
+    def awaits_receipt(self, job: str, *, by_probe: bool) -> bool:
         """Whether no receipt has come of the last round of a job of which anything was to leave, or of a
         later probe.
 
@@ -136,11 +136,15 @@ class Rounds:
         update is spooled counts, since it is charged. It follows from receipts alone, and is the same whether
         the device took part or sat out. Of a round whose fragments carry tokens, the receipt of a probe alone
         counts (:mod:`agent.probes`).
+
+        Args:
+            job: in hexadecimal.
+            by_probe: whether of any round the receipt of a probe alone counts.
         """
         row = self._connection.execute(
-            "SELECT spooled > max(receipted, coalesce((SELECT max(round) FROM probes"
-            " WHERE probes.job = decided.job AND is_counted), 0)) FROM decided WHERE job = ?",
-            (job,),
+            "SELECT spooled > max(CASE WHEN ? THEN 0 ELSE receipted END, coalesce((SELECT max(round)"
+            " FROM probes WHERE probes.job = decided.job AND is_counted), 0)) FROM decided WHERE job = ?",
+            (by_probe, job),
         ).fetchone()
         return row is not None and bool(row[0])
 

@@ -62,6 +62,7 @@ class SittingOut:
         limits: the device's own.
         state: ledger, rounds and spool.
         publisher: sends the dummies.
+        is_member: whether the device may ask for tokens, by name.
         clock: the program's.
     """
 
@@ -72,10 +73,12 @@ class SittingOut:
         *,
         state: AgentState,
         publisher: Publisher,
+        is_member: bool,
         clock: Clock,
     ) -> None:
         self._announcements, self._limits = announcements, limits
         self._state, self._publisher, self._clock = state, publisher, clock
+        self._is_member = is_member
 
     def hides(self, plan: Plan) -> bool:
         """Whether dummies leave in place of a round's fragments: the owner wants them, the plan's times hide
@@ -99,20 +102,23 @@ class SittingOut:
         began_at, before_s = self._clock.monotonic(), self._clock.processor()
         return lambda: Decision(began_at, self._clock.processor() - before_s)
 
-    def waits_for_receipt(self, announced: Announced, *, is_member: bool) -> bool:
+    def waits_for_receipt(self, announced: Announced) -> bool:
         """Whether a round is not decided on yet, because no receipt has come of the last one.
 
         If what this device publishes does not arrive, each further round would spend budget for nothing. So
         it asks for a receipt: a probe of the round leaves (through a mixer, one for each block), which costs
         no budget and follows from the plan alone. Whether it waits follows from the coordinator's receipts
-        alone. Where fragments carry tokens, each round has a probe: see :meth:`probe`.
+        alone.
+
+        A device that may ask for tokens goes on by probes alone, in rounds without tokens too: which rounds
+        have some is the plan's word, and with the next one that has, it says by name how many entries its
+        ledger has come to. So it has a probe in each round: see :meth:`probe`.
 
         Args:
             announced: the round.
-            is_member: whether the device may ask for tokens.
         """
         plan, waited = announced.plan, announced.waits
-        announced.waits = self._state.awaits_receipt(plan.job.hex())
+        announced.waits = self._awaits_receipt(plan)
         if announced.waits and not waited:
             log.warning(
                 "round %d of job %s waits: no receipt has come of what this board published for the round "
@@ -120,23 +126,26 @@ class SittingOut:
                 plan.round, plan.job.hex()[:8],
             )  # fmt: skip
             self._keep_probes(announced)
-        self.probe(announced, is_member=is_member)
+        self.probe(announced)
         return announced.waits
 
-    def probe(self, announced: Announced, *, is_member: bool) -> None:
-        """See that a round has its probe, where fragments carry tokens: before the device decides whether it
-        takes part, and whatever that will be.
+    def probe(self, announced: Announced) -> None:
+        """See that a round has its probe, if the device may ask for tokens, or hides that it may not: before
+        it decides whether it takes part, and whatever that will be.
 
         Args:
             announced: the round.
-            is_member: whether the device may ask for tokens.
         """
-        if announced.plan.linkability != "none" and (is_member or self.hides(announced.plan)):
+        has_tokens = announced.plan.linkability != "none"
+        if self._is_member or (has_tokens and self.hides(announced.plan)):
             self._keep_probes(announced)
 
     def waits(self, announced: Announced) -> bool:
         """Whether a round waits for a receipt that has not come yet."""
-        return announced.waits and self._state.awaits_receipt(announced.plan.job.hex())
+        return announced.waits and self._awaits_receipt(announced.plan)
+
+    def _awaits_receipt(self, plan: Plan) -> bool:
+        return self._state.awaits_receipt(plan.job.hex(), by_probe=self._is_member)
 
     def _keep_probes(self, announced: Announced) -> None:
         if announced.has_probes:

@@ -85,6 +85,8 @@ _TIMES: Final = (
     """CREATE TEMP TRIGGER IF NOT EXISTS timeless
         AFTER UPDATE OF state ON fragments WHEN NEW.state IN ('counted', 'expired')
         BEGIN DELETE FROM times WHERE digest = NEW.digest; END""",
+    """CREATE TEMP TRIGGER IF NOT EXISTS gone AFTER DELETE ON fragments
+        BEGIN DELETE FROM times WHERE digest = OLD.digest; END""",
 )
 
 

@@ -113,9 +113,9 @@ class AgentState(StateDatabase):
         known = self.round(job, number)
         return known.reason if known is not None and known.state is RoundState.SITTING_OUT else None
 
-    def awaits_receipt(self, job: str) -> bool:
+    def awaits_receipt(self, job: str, *, by_probe: bool) -> bool:
         """See :meth:`Rounds.awaits_receipt`."""
-        return self.rounds.awaits_receipt(job)
+        return self.rounds.awaits_receipt(job, by_probe=by_probe)
 
     def offer(self, job: str, number: int, plan: bytes, now: float) -> None:
         """A plan with the SHA-256 ``plan`` has arrived, at the Unix time ``now``."""
@@ -312,10 +312,11 @@ class AgentState(StateDatabase):
             return self.spool.expire_earlier(job, round_number)
 
     def expire_job(self, job: str, now: float) -> None:
-        """Give up the rounds of a job and their fragments."""
+        """Give up the rounds of a job, their fragments and their probes."""
         with self.written():
             self.rounds.expire_job(job, now)
             self.spool.expire_job(job)
+            self.probes.end_job(job)
 
     def forget_other_jobs(self, job: str) -> None:
         """Drop the spool's rows of other jobs; the ledger keeps all of its entries."""

@@ -152,6 +152,10 @@ class Device:
         if confirmed:
             with self.state.noted():
                 self.state.connection.execute("UPDATE decided SET receipted = spooled")
+                self.state.connection.execute(
+                    "INSERT INTO probes (digest, job, round, is_counted)"
+                    " SELECT randomblob(8), job, spooled, 1 FROM decided"
+                )
         return self.announcements.take_plan(plan)
 
     def give(self, weights: bytes = WEIGHTS) -> None:

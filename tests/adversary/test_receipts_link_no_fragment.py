@@ -1,9 +1,9 @@
 """The coordinator gives one fragment a receipt, and none to any other: whose is it?
 
-Claim: where fragments carry tokens, nothing that the coordinator sees of a board by name (its requests, when
-    they come, how far its ledger has come by its own statements) depends on which fragments have receipts. A
-    board goes on by the receipt of its probe alone, and a probe's time tells nothing of when its board's
-    fragments leave.
+Claim: nothing that the coordinator sees of a board by name (its requests for tokens, when they come, how far
+    its ledger has come by its own statements) depends on which fragments have receipts, whether or not they
+    carried tokens. A board that may ask for tokens goes on by the receipt of its probe alone, and a probe's
+    time tells nothing of when its board's fragments leave.
 Parameters: four boards with certificates, real requests, issuing, registry, ledgers and spools, on clocks
     that stand still between steps of 50 ms. Keys are announced a round at a time, so that each further round
     has to be asked for.
@@ -30,6 +30,7 @@ from token_desks import JOB, Desk
 import agent.cycle
 from agent.identity import Identity
 from agent.spool import SpooledFragment
+from agent.state import AgentState
 from dpagent.protocol.fragments import receipt_digest
 from dpagent.protocol.messages import Fragment, Plan, Receipts
 from dpagent.protocol.sealing import Opener, new_sealing_secret
@@ -66,6 +67,7 @@ class Fleet:
     def __init__(self, directory: Path, held: ExitStack, **limits: Any) -> None:
         self.desk = Desk(directory / "members", SIGNER, tokens=BLOCKS, rounds=ROUNDS)
         held.callback(self.desk.close)
+        self.plans: dict[int, Plan] = {}
         self.boards: list[Board] = []
         for number in range(BOARDS):
             identity = self.desk.member()
@@ -75,12 +77,13 @@ class Fleet:
             device.give()
             self.boards.append(Board(device, identity))
 
-    def announce(self, number: int) -> None:
+    def announce(self, number: int, **changes: Any) -> None:
         """The key of a round, and no later one, and its plan."""
+        self.plans[number] = plan(number, **changes)
         keys = self.desk.keys.model_copy(update={"moduli": self.desk.keys.moduli[:number]})
         for board in self.boards:
             board.device.tokens.watch.take_keys(SIGNER.sign(keys, "token-keys"))
-            board.device.take_plan(plan(number), confirmed=False)
+            board.device.take_plan(self.plans[number], confirmed=False)
 
     def pass_time(self, seconds: float = 16.0) -> None:
         for _ in range(round(seconds / PERIOD_S)):
@@ -100,7 +103,9 @@ class Fleet:
                 board.named.append((statement.round, statement.entries))
                 board.device.tokens.take_answer(self.desk.answer(board.identity.device_id, payload))
             elif topic.endswith("/fragments"):
-                _, fragment = without_token(OPENER.open(payload, JOB))
+                fragment = OPENER.open(payload, JOB)
+                if self.plans[fragment.round].linkability != "none":
+                    _, fragment = without_token(fragment)
                 if fragment.probe:
                     board.probes.append((board.device.clock.monotonic(), fragment))
                 else:
@@ -160,6 +165,9 @@ def test_by_the_rule_that_holds_without_tokens_it_says_who(
             return SpooledFragment.of(fragment, lets_go_on=True)
 
     monkeypatch.setattr(agent.cycle, "SpooledFragment", AnyLetsGoOn)
+    monkeypatch.setattr(
+        AgentState, "awaits_receipt", lambda self, job, **_: self.rounds.awaits_receipt(job, by_probe=False)
+    )
     first_round(fleet)
     fleet.give_receipt(fleet.boards[sender].fragments[0])
     fleet.announce(2)
@@ -202,3 +210,23 @@ def test_each_board_sends_one_probe_a_round_whether_it_takes_part_or_sits_out(tm
                     sent = zip(line.topics, line.sent, strict=True)
                     assert len({len(payload) for topic, payload in sent if topic.endswith("/fragments")}) == 1
                 fleet.give_receipt(*(probe for board in fleet.boards for _, probe in board.probes))
+
+
+@pytest.mark.parametrize("rounds_without", [1, 2])
+def test_nor_does_one_of_a_round_without_tokens_when_a_later_round_has_them(
+    fleet: Fleet, rounds_without: int
+) -> None:
+    """Which rounds of a job carry tokens is the plan's word. Before, the one whose fragment had the receipt
+    asked alone for the tokens of the round after it; or had charged one more round by then, and said so."""
+    for number in range(1, rounds_without + 1):
+        fleet.announce(number, linkability="none")
+        fleet.pass_time()
+        (one, *_) = fleet.boards[2].fragments
+        fleet.give_receipt(one)
+    fleet.announce(rounds_without + 1)
+    fleet.pass_time()
+    assert fleet.named == [[]] * BOARDS, "all wait"
+    fleet.give_receipt(*(probe for board in fleet.boards for _, probe in board.probes))
+    fleet.pass_time()
+    (named,) = {tuple(each) for each in fleet.named}
+    assert named, "all ask, and with ledgers of one length"

@@ -272,3 +272,37 @@ def test_what_has_no_receipt_leaves_again_and_writes_nothing_for_it(tmp_path: Pa
             receipted(fleet, digests[0])
             state.write_notes()
             assert other.execute(version).fetchone() != seen
+
+
+def test_none_leaves_once_its_job_is_over(tmp_path: Path) -> None:
+    """Nobody gives it a receipt any more. Before, it left again every few seconds until the next job."""
+    with served(tmp_path) as fleet:
+        go_by(fleet, 1)
+        publisher, line = fleet.device.cycle._publisher, fleet.device.line
+        fleet.device.clock.advance(60.0)
+        before = len(line.sent)
+        publisher.publish_due()
+        assert len(line.sent) > before, "without a receipt it leaves again"
+        fleet.device.take_plan(plan(state="finished"), confirmed=False)
+        assert probes(fleet) == []
+        before = len(line.sent)
+        for _ in range(3):
+            fleet.device.clock.advance(60.0)
+            publisher.publish_due()
+        assert len(line.sent) == before
+        assert publisher.due_in_s() == float("inf")
+
+
+def test_a_member_goes_on_by_it_in_rounds_without_tokens_too(tmp_path: Path) -> None:
+    """In a later round, of this job or another, it says by name how many rounds it has charged."""
+    with served(tmp_path) as fleet:
+        go_by(fleet, 1, linkability="none")
+        ((number, digest),) = probes(fleet)
+        assert number == 1
+        (digests,) = fleet.device.pending().values()
+        receipted(fleet, *digests)
+        go_by(fleet, 2, linkability="none")
+        assert fleet.device.charged() == [1], "a receipt of a fragment lets it not go on"
+        receipted(fleet, digest)
+        go_by(fleet, 2, linkability="none")
+        assert fleet.device.charged() == [1, 2]

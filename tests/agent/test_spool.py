@@ -118,3 +118,12 @@ def test_lines_of_settled_fragments_are_bounded(
     spool.expire_others("job", 2)
     spool.put("job", 3, [SpooledFragment(b"c", b"message", 1.0)])
     assert set(lines(connection)) == {b"b", b"c"}, "what is pending stays"
+
+
+def test_the_time_of_a_row_that_goes_goes_with_it(spool: Spool, connection: sqlite3.Connection) -> None:
+    """Dummies of a round that another replaces are dropped, sent or not. A time that stayed would be due for
+    ever, and the agent look for it a thousand times a second."""
+    connection.execute("DELETE FROM fragments WHERE digest = ?", (b"a1",))
+    assert spool.next_due_at() == 2.0
+    connection.execute("DELETE FROM fragments")
+    assert spool.next_due_at() is None
