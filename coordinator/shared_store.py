@@ -183,12 +183,13 @@ class Workers:
         ).fetchone()
         return None if row is None else CountedRound(*row)
 
-    def place(self) -> tuple[int, int] | None:
-        """The job and the number of that round."""
+    def place(self) -> tuple[int, int, int] | None:
+        """The job and the number of that round, and how many devices are expected: what a worker looks at
+        again and again, to see whether :meth:`round` is another."""
         row = self._database.execute(
-            f"SELECT job, number FROM rounds WHERE {_OPEN} AND plan IS NOT NULL"
+            f"SELECT job, number, devices FROM rounds WHERE {_OPEN} AND plan IS NOT NULL"
         ).fetchone()
-        return None if row is None else (row["job"], row["number"])
+        return None if row is None else (row["job"], row["number"], row["devices"])
 
 
 def workers_at(database: Reader) -> list[WorkerRecord]:

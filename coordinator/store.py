@@ -24,8 +24,8 @@ from dpagent.learning.inference.evaluation import Evaluation
 
 BLOCK_FULL: Final = "block full"
 """Why a fragment that finds no seat is rejected."""
-_NONE: Final = 0
-"""A round that no fragment is of."""
+_NONE: Final = -1
+"""A round that no fragment is of: whoever sends one writes any number from 0 on into it."""
 SPENT: Final = "spent"
 """Why a fragment is rejected whose id another one has: its token has been used."""
 

@@ -201,7 +201,8 @@ class Worker:
     def _look_at_round(self) -> None:
         """Take the round in which fragments count now."""
         place = self._workers.place()
-        if self._round is not None and place == (self._round.job, self._round.number):
+        known = self._round
+        if known is not None and place == (known.job, known.number, known.devices):
             return
         self._round = None if place is None else self._workers.round()
         self._intake = None

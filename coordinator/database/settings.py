@@ -22,11 +22,16 @@ def database_url(url: str) -> str:
     >>> database_url("postgresql://fleet@db.example/meadow?sslmode=verify-full")
     'postgresql://fleet@db.example/meadow?sslmode=verify-full'
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("postgresql", "postgres"):
-        raise ValueError(f"expected {_FORM}, or nothing for SQLite in state_dir")
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:  # Where a password has brackets, it is one of these.
+        raise WithheldError(f"expected {_FORM}; this is no URL") from error
     if parts.password is not None or any(key in _SECRETS for key, _ in parse_qsl(parts.query)):
         raise WithheldError("a password does not belong in the URL; use `password_file`")
+    if parts.scheme not in ("postgresql", "postgres"):
+        expected = f"expected {_FORM}, or nothing for SQLite in state_dir"
+        # Without a scheme that it knows, nobody can tell where a password would be.
+        raise WithheldError(f"{expected}; this begins otherwise") if "@" in url else ValueError(expected)
     if not parts.path.strip("/"):
         raise ValueError(f"expected {_FORM}, with the name of a database")
     return url

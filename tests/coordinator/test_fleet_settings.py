@@ -197,6 +197,9 @@ def test_a_store_is_sqlite_unless_a_database_is_named(tmp_path: Path) -> None:
         ("postgresql://meadow@db.example", "with the name of a database"),
         ("postgresql://meadow:horse@db.example/meadow", "a password does not belong in the URL"),
         ("postgresql://db.example/meadow?password=horse", "a password does not belong in the URL"),
+        ("postgressql://meadow:horse@db.example/meadow", "a password does not belong in the URL"),
+        ("meadow:horse@db.example/meadow", "expected postgresql://USER@HOST"),
+        ("postgresql://meadow:hor[horse@db.example/meadow", "expected postgresql://USER@HOST"),
     ],
 )
 def test_a_database_that_cannot_be_one_is_refused_and_no_password_shown(

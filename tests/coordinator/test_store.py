@@ -24,8 +24,8 @@ from coordinator.model_state import ModelState
 from coordinator.queue import Queue
 from coordinator.reader import StoreReader
 from coordinator.seats import Counted, OpenedFragment
-from coordinator.shared_store import SharedStore
-from coordinator.store import RoundResult, Store
+from coordinator.shared_store import SharedStore, Workers
+from coordinator.store import RoundResult, Shown, Store
 from dpagent import faults
 from dpagent.errors import StorageError
 from dpagent.faults import FaultPoint
@@ -465,4 +465,33 @@ def test_nothing_counts_in_a_round_that_is_not_counted_any_more_until_it_is_star
     assert worker.count([fragment(3)], 1, seats=5).fresh == ()
     left = b"".join(row["digests"] for row in store.database.execute("SELECT digests FROM receipts"))
     assert left == b"".join(receipt_digest(fragment(number).id) for number in (1, *sorted((1, 2))))
+    store.database.close()
+
+
+def test_a_fragment_of_no_round_counts_nowhere(place: StorePlace) -> None:
+    """Before, one that said it was of round 0 counted there while a round closed: it had a receipt without a
+    token, and a row for good."""
+    store = begun(open_store(place))
+    worker = SharedStore(store.database, 1, 7)
+    store.stop_counting(1, 15.0, seats=5)
+    none = OpenedFragment(b"n" * 16, 0, 0, np.zeros(0, np.int64), 0.0)
+    counted = worker.count([none], 1, seats=None)
+    assert (counted.fresh, counted.receipted, counted.late) == ((), [], 1)
+    for table in ("fragments", "tallies", "partial_sums"):
+        assert store.database.execute(f"SELECT * FROM {table}").fetchall() == []
+    store.database.close()
+
+
+def test_workers_see_that_a_round_goes_on_with_other_devices(place: StorePlace) -> None:
+    """A coordinator that starts again may expect more of them; workers would go on to refuse theirs."""
+    store = begun(open_store(place))
+    workers = Workers(store.database)
+    store.start_round(1, 10.0, 20.0, Shown(3, b"plan"))
+    before = workers.place()
+    store.start_round(1, 10.0, 30.0, Shown(3, b"plan"))
+    assert workers.place() == before
+    store.start_round(1, 10.0, 40.0, Shown(5, b"plan"))
+    now, found = workers.place(), workers.round()
+    assert found is not None
+    assert now == (found.job, found.number, found.devices) == (1, 1, 5)
     store.database.close()
