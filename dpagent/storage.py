@@ -189,11 +189,35 @@ def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Mi
             f"{path} has schema {version}; this program supports up to {len(migrations)}. "
             "It was written by a newer dpagent; install that version."
         )
+    if version:
+        _require_schema(connection, path, migrations[:version])
     # One transaction per step, so that the next start can continue after a crash.
     for number, migrate in enumerate(migrations[version:], start=version + 1):
         with transaction(connection):
             migrate(connection)
             connection.execute(f"PRAGMA user_version={number}")
+
+
+def _require_schema(connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> None:
+    """See that tables are as these steps make them: a program that finds another one when it writes has by
+    then charged a budget, or counted half.
+
+    Raises:
+        StorageError: One is not, or is missing.
+    """
+    statements = "SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"
+    found: dict[str, str] = dict(connection.execute(statements))
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
+        made.row_factory = sqlite3.Row
+        for migrate in migrations:
+            migrate(made)
+        for name, sql in made.execute(statements):
+            if found.get(name) != sql:
+                raise StorageError(
+                    f"{path} is of another build of dpagent: its {name!r} is not what schema "
+                    f"{len(migrations)} of this one has. Nothing was changed; go on with the build that made "
+                    "it."
+                )
 
 
 def require_whole(connection: sqlite3.Connection, path: Path) -> None:

@@ -207,6 +207,29 @@ def test_a_migration_that_fails_leaves_the_version_before_it(tmp_path: Path) -> 
     connection.close()
 
 
+def test_a_schema_of_the_same_number_with_other_tables_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """Of a build whose steps were others: before, a board charged a round, and could then not spool it."""
+    path = tmp_path / "x.db"
+    open_database(path, [things]).close()
+
+    def other_things(connection: sqlite3.Connection) -> None:
+        connection.execute("CREATE TABLE things (name TEXT, size REAL)")
+
+    for steps in ([other_things], [other_things, colours]):
+        with pytest.raises(
+            StorageError, match=r"another build of dpagent: its 'things' is not what schema 1"
+        ):
+            open_database(path, steps)
+        assert version_of(path) == 1
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE room (filler)")
+        connection.execute("INSERT INTO things VALUES ('kept')")
+        connection.commit()
+    connection = open_database(path, [things, colours])
+    assert connection.execute("SELECT count(*) FROM things").fetchone()[0] == 2, "one more table is no other"
+    connection.close()
+
+
 def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     open_database(path, [things, colours]).close()
