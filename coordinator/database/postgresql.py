@@ -298,7 +298,7 @@ class PostgresqlDatabase(_Session, Database):
 
     def __init__(self, address: PostgresqlAddress, purpose: str, part: Part = Part.ROUNDS) -> None:
         super().__init__(address, purpose)
-        self._part, self._has_warned = part, False
+        self._part, self._has_warned, self._leads = part, False, False
         try:
             self.require_known()
         except BaseException:
@@ -322,6 +322,7 @@ class PostgresqlDatabase(_Session, Database):
             ).fetchone()
             if not row["got"]:
                 return False
+        self._leads = True
         self._migrate()
         return True
 
@@ -381,6 +382,14 @@ class PostgresqlDatabase(_Session, Database):
                     sql.Identifier(column)
                 )
             )
+
+    def close(self) -> None:
+        """See :class:`Reader`. Whoever leads lets go of that first: else the server does, some time later."""
+        if self._leads and not self.connection.closed:
+            self._leads = False
+            with contextlib.suppress(psycopg.Error):  # It has gone, or goes with the session.
+                self.connection.execute("SELECT pg_advisory_unlock(%s, %s)", (_LEADER, self._lock))
+        super().close()
 
     # Statements.
 
