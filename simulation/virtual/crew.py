@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 from dpagent.errors import ClusterError, DpagentError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.subnormals import flush_subnormals
 from simulation.virtual.cluster import cores_of
 from simulation.virtual.devices import (
     DeviceGroup,
@@ -101,7 +102,7 @@ class RayCrew:
         self._sizes = [min(size, len(shards) - start) for start in range(0, len(shards), size)]
         self._computed = self._groups
         """With features in place of records, if the model has a front end."""
-        self._sum = ray.remote(num_cpus=1, max_retries=_RETRIES)(sums_of_group)
+        self._sum = ray.remote(num_cpus=1, max_retries=_RETRIES)(_sums_in_a_worker)
         self._features = ray.remote(num_cpus=1, max_retries=_RETRIES)(features_of_group)
 
     def compute_features(
@@ -142,6 +143,12 @@ class RayCrew:
             for task in waiting:
                 self._ray.cancel(task, force=True)
         return found
+
+
+def _sums_in_a_worker(order: RoundOrder, group: DeviceGroup) -> GroupSums:
+    # As in a board's training process; Ray's worker is a process of its own.
+    flush_subnormals()
+    return sums_of_group(order, group)
 
 
 def _first_line(error: Exception) -> str:

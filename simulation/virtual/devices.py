@@ -23,7 +23,6 @@ from coordinator.settings import FleetSettings
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.models.spec import ModelSpec
-from dpagent.learning.subnormals import flush_subnormals
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.norm import Norm
 from dpagent.privacy.noise.entropy import Entropy
@@ -279,7 +278,6 @@ def _engine_of(task: RoundTask, *, is_repeated: bool) -> NumpyEngine:
     spec = task.spec.head
     key = (spec.digest(), norm, is_repeated)
     if key not in _engines:
-        flush_subnormals()
         while len(_engines) >= _MOST_KEPT:
             del _engines[next(iter(_engines))]
         _engines[key] = NumpyEngine(spec, norm=norm, products="stacked" if is_repeated else "calibrated")

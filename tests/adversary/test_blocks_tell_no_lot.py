@@ -67,9 +67,9 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count(lots, "sum_over_lot", "steps")
     draw = noisy_sums.poisson_lot
 
-    def drawn(records: int, *given: Any) -> Any:
+    def drawn(records: int, *given: Any, **named: Any) -> Any:
         done["records drawn among"] += records
-        return draw(records, *given)
+        return draw(records, *given, **named)
 
     monkeypatch.setattr(noisy_sums, "poisson_lot", drawn)
     return done

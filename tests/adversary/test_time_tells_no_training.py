@@ -268,6 +268,7 @@ def test_each_limit_is_the_devices_own(tmp_path: Path, changes: dict[str, object
     limits = {
         "minimum_compute_slot_s": 0.1, "minimum_jitter_window_s": 0.1, "minimum_fragments": 4,
         "maximum_sampling_rate": 0.5, "maximum_job_delta": 5e-5, "maximum_job_epsilon": 3.0,
+        "maximum_update_mib": 16,
     }  # fmt: skip
     with open_device(tmp_path, limits=limits) as device:
         device.take_plan(make_plan(**({"jitter_window_s": 0.5} | changes)))

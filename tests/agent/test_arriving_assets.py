@@ -43,7 +43,7 @@ def plan_with(number: int, asset: bytes) -> Plan:
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
-    agent = Agent(load_agent_settings(write_agent(tmp_path, None, SIGNER.public_key)))
+    agent = Agent(load_agent_settings(write_agent(tmp_path, None, SIGNER.public_key, engine="auto")))
     yield agent
     agent._state.close()
 

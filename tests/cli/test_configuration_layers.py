@@ -280,10 +280,10 @@ def board(here: Path) -> Path:
 
 
 def state_of(board: Path) -> dict[str, Any]:
-    """What the ledger says, and what lies in the working directory."""
+    """What the ledger says, and what lies in the working directory, but for room that the agent takes."""
     shown = dpagent("budget", "show", "--json", "--state-dir", board / "state")
     assert shown.returncode == 0, shown.stderr
-    places = sorted(str(place.relative_to(board)) for place in board.iterdir())
+    places = sorted(place.name for place in board.iterdir() if not place.name.endswith(".spare"))
     return {"ledger": json.loads(shown.stdout), "places": places}
 
 
