@@ -203,9 +203,9 @@ def _require_schema(connection: sqlite3.Connection, path: Path, migrations: Sequ
     then charged a budget, or counted half.
 
     Raises:
-        StorageError: One is not, or is missing.
+        DamagedDatabaseError: One is not, or is missing.
     """
-    statements = "SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"
+    statements = "SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND sql IS NOT NULL"
     found: dict[str, str] = dict(connection.execute(statements))
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
         made.row_factory = sqlite3.Row
@@ -213,10 +213,10 @@ def _require_schema(connection: sqlite3.Connection, path: Path, migrations: Sequ
             migrate(made)
         for name, sql in made.execute(statements):
             if found.get(name) != sql:
-                raise StorageError(
-                    f"{path} is of another build of dpagent: its {name!r} is not what schema "
-                    f"{len(migrations)} of this one has. Nothing was changed; go on with the build that made "
-                    "it."
+                raise DamagedDatabaseError(
+                    f"{path} is damaged, or of another build of dpagent: its {name!r} is not what schema "
+                    f"{len(migrations)} of this one has. Nothing was changed. Go on with the build that made "
+                    "it, or restore it from a backup."
                 )
 
 

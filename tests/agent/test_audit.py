@@ -197,7 +197,7 @@ def test_a_crash_between_commit_and_head_is_fine(path: Path) -> None:
 
 
 def test_an_entry_of_the_wrong_type_is_named(path: Path, database: Path) -> None:
-    """Our table takes no such entry; one in its place may."""
+    """Our table takes no such entry; one in its place may, and the agent takes no other table."""
     tamper(
         database,
         "CREATE TABLE lax AS SELECT * FROM entries",
@@ -205,4 +205,7 @@ def test_an_entry_of_the_wrong_type_is_named(path: Path, database: Path) -> None
         "ALTER TABLE lax RENAME TO entries",
         ("UPDATE entries SET body = ? WHERE number = 2", (b"{}",)),
     )
-    assert "Entry 2 is damaged" in refused(path)
+    with pytest.raises(LedgerError, match="Entry 2 is damaged"):
+        verify(path)
+    with pytest.raises(LedgerError, match="its 'entries' is not what schema"):
+        open_state(path)
