@@ -15,8 +15,9 @@ from cli import custody
 from cli.commands import Commands
 from cli.configurations import AgentConfig
 from cli.custody import StateDir, ledger_files
-from cli.output import finite, write_json
+from cli.output import write_json
 from cli.tables import print_table
+from dpagent.json_values import finite
 from dpagent.wording import counted
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from cli.job import app as job_app
 from cli.members import budgets, ca, devices
 from cli.members.enrolment import enrolment
 from cli.members.invite import invite
-from cli.output import finite
 from cli.page import page_token, serve
 from cli.report import report
 from cli.tables import print_table
 from cli.watching import watch
+from dpagent.json_values import finite
 from dpagent.wording import counted
 
 if TYPE_CHECKING:

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from dpagent.json_values import finite
 from dpagent.storage import write_atomically
-
-
-def finite(value: Any) -> Any:
-    """``value`` for JSON, with null for a number that is not finite: an ε that bounds nothing."""
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case dict():
-            return {key: finite(item) for key, item in value.items()}
-        case list() | tuple():
-            return [finite(item) for item in value]
-        case _:
-            return value
 
 
 def write_json(target: Path, value: Any) -> None:

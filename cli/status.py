@@ -17,9 +17,9 @@ import typer
 
 from cli.configurations import AgentConfig, agent_settings
 from cli.notation import printable
-from cli.output import finite
 from cli.tables import reader_may_leave
 from dpagent.errors import ExitCode
+from dpagent.json_values import finite
 from dpagent.notation import upwards
 from dpagent.wording import lasting
 

@@ -1,6 +1,5 @@
 """The program that runs rounds, where several share its state in PostgreSQL: how it is chosen, and what it
-does
-for workers.
+does for workers.
 
 The database chooses (:meth:`PostgresqlDatabase.lead`). Another one that starts meanwhile stands by: it is
 refused with :class:`FleetLedError`, and tries again until it is its turn.

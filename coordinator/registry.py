@@ -155,8 +155,7 @@ class Registry:
         """Note what a device asked, and its answer, in the place of an earlier one."""
         self.database.execute(
             "INSERT INTO grants VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (device, job, round) DO UPDATE "
-            "SET "
-            "wish = excluded.wish, verdict = excluded.verdict, at = excluded.at, "
+            "SET wish = excluded.wish, verdict = excluded.verdict, at = excluded.at, "
             "statement = excluded.statement, signature = excluded.signature",
             (
                 entry.device, entry.job, entry.round, entry.wish, entry.verdict, entry.at,

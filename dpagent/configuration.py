@@ -181,6 +181,28 @@ class Change:
         return f"{named(self.key)} was {self.before!r} and is {self.now!r}"
 
 
+def read_password(file: Path, setting: str) -> str:
+    """The password in a file's first line.
+
+    Args:
+        file: that the setting names.
+        setting: its key, for errors.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is empty.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"{setting} {file} cannot be read "
+            f"({getattr(error, 'strerror', None) or 'not UTF-8'}). Its first line is the password."
+        ) from error
+    if not lines or not lines[0]:
+        raise ConfigurationError(f"{setting} {file} is empty; its first line is the password.")
+    return lines[0]
+
+
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any], section: str = "") -> list[Change]:
     """All settings that differ, in their order; one that is missing counts as None.
 

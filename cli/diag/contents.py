@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cli.config import settings_of
 from cli.diag.journal import Log
-from cli.output import finite
 from dpagent.errors import ConfigurationError, DpagentError
+from dpagent.json_values import finite
 from dpagent.wording import counted
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ import typer
 from cli.commands import Commands
 from cli.configurations import FleetConfig, fleet_settings
 from cli.members.devices import DeviceArgument, JsonOption
-from cli.output import finite, write_json
+from cli.output import write_json
 from cli.tables import print_table
+from dpagent.json_values import finite
 from dpagent.notation import upwards
 from dpagent.wording import counted
 

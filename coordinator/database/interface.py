@@ -4,8 +4,7 @@ Statements are in the SQL that both understand, with ``?`` for values. What they
 here: adding rows of which some may be there, and telling whether somebody else has written.
 
 A *transaction* excludes all others that are not *shared*, as SQLite has it anyway. Shared ones run beside
-each
-other, and see nothing of each other before they end: workers count fragments in them.
+each other, and see nothing of each other before they end: workers count fragments in them.
 """
 
 from __future__ import annotations

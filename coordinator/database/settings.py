@@ -9,8 +9,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator
 
-from dpagent.configuration import FilePath, Settings, WithheldError, resolve
-from dpagent.errors import ConfigurationError
+from dpagent.configuration import FilePath, Settings, WithheldError, read_password, resolve
 
 _FORM: Final = "postgresql://USER@HOST[:PORT]/DATABASE"
 _SECRETS: Final = frozenset({"password", "passfile", "sslpassword"})
@@ -67,18 +66,7 @@ class StoreSettings(Settings):
     def _password(self) -> str | None:
         if self.password_file is None:
             return None
-        try:
-            lines = self.password_file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(
-                f"store.password_file {self.password_file} cannot be read "
-                f"({getattr(error, 'strerror', None) or 'not UTF-8'}). Its first line is the password."
-            ) from error
-        if not lines or not lines[0]:
-            raise ConfigurationError(
-                f"store.password_file {self.password_file} is empty; its first line is the password."
-            )
-        return lines[0]
+        return read_password(self.password_file, "store.password_file")
 
 
 @dataclass(frozen=True, slots=True)

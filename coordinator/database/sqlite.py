@@ -58,21 +58,11 @@ def _migration(step: Step) -> Migration:
     return lambda connection: step(_SqliteSchema(connection))
 
 
-class SqliteReader(Reader):
-    """A database for reading; also while others write to it.
+class _Session(Reader):
+    """An open file."""
 
-    Args:
-        directory: That it is in.
-        part: Which.
-
-    Raises:
-        StorageError: There is no such database.
-    """
-
-    def __init__(self, directory: Path, part: Part = Part.ROUNDS) -> None:
-        self.file = directory / part
-        self.name = str(self.file)
-        self.connection = open_readonly(self.file)
+    file: Path
+    connection: sqlite3.Connection
 
     def execute(self, statement: str, values: Sequence[object] = ()) -> Result:
         """See :class:`Reader`."""
@@ -95,7 +85,24 @@ class SqliteReader(Reader):
         self.connection.close()
 
 
-class SqliteDatabase(Database):
+class SqliteReader(_Session):
+    """A database for reading; also while others write to it.
+
+    Args:
+        directory: That it is in.
+        part: Which.
+
+    Raises:
+        StorageError: There is no such database.
+    """
+
+    def __init__(self, directory: Path, part: Part = Part.ROUNDS) -> None:
+        self.file = directory / part
+        self.name = str(self.file)
+        self.connection = open_readonly(self.file)
+
+
+class SqliteDatabase(_Session, Database):
     """A database, made or brought up to date if need be.
 
     Args:
@@ -134,10 +141,6 @@ class SqliteDatabase(Database):
                 time.sleep(_LOOK_AGAIN_S)
         return cls(state_dir)
 
-    def execute(self, statement: str, values: Sequence[object] = ()) -> Result:
-        """See :class:`Reader`."""
-        return self.connection.execute(statement, values)
-
     def execute_many(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
         """See :class:`Database`."""
         self.connection.executemany(statement, rows)
@@ -169,22 +172,6 @@ class SqliteDatabase(Database):
         """See :class:`Database`; here none is shared."""
         with disk_errors(self.file), transaction(self.connection):
             yield
-
-    def now(self) -> float:
-        """See :class:`Reader`."""
-        return time.time()
-
-    def mark(self) -> str:
-        """See :class:`Reader`."""
-        return str(self.connection.execute("PRAGMA data_version").fetchone()[0])
-
-    def errors(self) -> contextlib.AbstractContextManager[None]:
-        """See :class:`Reader`."""
-        return disk_errors(self.file)
-
-    def close(self) -> None:
-        """See :class:`Reader`."""
-        self.connection.close()
 
     def version(self) -> int:
         """See :class:`Database`."""

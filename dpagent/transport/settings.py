@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from dpagent.configuration import FilePath, Settings, WithheldError, resolve
+from dpagent.configuration import FilePath, Settings, WithheldError, read_password, resolve
 from dpagent.errors import ConfigurationError
 
 _DEFAULT_PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
@@ -224,15 +224,4 @@ class MqttSettings(Settings):
             raise ConfigurationError(f"mqtt.{there} is set and mqtt.{missing} is not; set both or neither.")
         if self.password_file is None:
             return None
-        try:
-            lines = self.password_file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(
-                f"mqtt.password_file {self.password_file} cannot be read "
-                f"({getattr(error, 'strerror', None) or 'not UTF-8'}). Its first line is the password."
-            ) from error
-        if not lines or not lines[0]:
-            raise ConfigurationError(
-                f"mqtt.password_file {self.password_file} is empty; its first line is the password."
-            )
-        return lines[0]
+        return read_password(self.password_file, "mqtt.password_file")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from dpagent.errors import ClusterError, ConfigurationError, DpagentError
+from dpagent.json_values import finite
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.model_files import find_model
 from dpagent.storage import StateDirectory, disk_errors, write_atomically
@@ -274,19 +274,6 @@ def _array(dataset: Dataset) -> Dataset:
     return ArrayDataset(
         inputs, labels, dataset.classes, dataset.class_names, groups=dataset.groups, origin=dataset.origin
     )
-
-
-def finite(value: Any) -> Any:
-    """A value for JSON, with None for a number that is not finite."""
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case dict():
-            return {key: finite(item) for key, item in value.items()}
-        case list() | tuple():
-            return [finite(item) for item in value]
-        case _:
-            return value
 
 
 def settings_of(outcome: RunOutcome) -> VirtualSettings:
