@@ -32,6 +32,7 @@ from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.sealing import seal
 
 _DEVICES: Final = 100
+_DRAWN: Final = 100
 _BATCH: Final = 256
 _REPEATS: Final = 7
 
@@ -40,7 +41,7 @@ def run() -> list[Figure]:
     """Count the fragments of rounds."""
     with tempfile.TemporaryDirectory() as directory:
         values = fleet_values("mnist", RECORDS["mnist"]) | {"devices": _DEVICES}
-        rounds = [_Round(Path(directory) / str(number), values) for number in range(_REPEATS + 1)]
+        rounds = [FilledRound(Path(directory) / str(number), values) for number in range(_REPEATS + 1)]
         counting, opening = alternate(_each(rounds, "count"), _each(rounds, "open"), repeats=_REPEATS)
         fragments = len(rounds[0].messages)
         for each in rounds:
@@ -52,8 +53,14 @@ def run() -> list[Figure]:
     ]
 
 
-class _Round:
-    """A round that is open, and all of its fragments."""
+class FilledRound:
+    """A round that is open, and all of its fragments.
+
+    Args:
+        directory: for the coordinator's state and keys.
+        values: of ``fleet.yaml``; each of its ``devices`` sends an update. A hundred of them draw noise of
+            their own, and the others send one of these once more, in fragments with ids of their own.
+    """
 
     def __init__(self, directory: Path, values: dict[str, Any]) -> None:
         paths = {"state_dir": directory / "state", "keys_dir": directory / "keys"}
@@ -65,9 +72,12 @@ class _Round:
         assert task is not None
         release, self.messages = task.release, []
         assert isinstance(release, NoisySum)
-        for _ in range(_DEVICES):
-            noise = release.mechanism.sampler().sample(release.dimension)
-            update = round_to_wire(np.asarray(noise), release.terms.step)
+        sampler, updates = release.mechanism.sampler(), []
+        for number in range(values["devices"]):
+            if number < _DRAWN:
+                noise = np.asarray(sampler.sample(release.dimension))
+                updates.append(round_to_wire(noise, release.terms.step))
+            update = updates[number % _DRAWN]
             self.messages += [seal(encode(piece), task.plan) for piece in cut(update, task.plan)]
 
     def count(self) -> None:
@@ -87,7 +97,7 @@ class _Round:
             pass
 
 
-def _each(rounds: list[_Round], verb: str) -> Callable[[], None]:
+def _each(rounds: list[FilledRound], verb: str) -> Callable[[], None]:
     """A call for one round after the other."""
     left = iter(rounds)
     return lambda: getattr(next(left), verb)()
