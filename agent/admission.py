@@ -19,6 +19,7 @@ from agent.limit_settings import LimitSettings
 from agent.limits import (
     require_mixer,
     require_price,
+    require_receipts,
     require_room_for_charges,
     require_times,
     require_within,
@@ -208,13 +209,19 @@ def require_key(plan: Plan) -> None:
         raise Declined(f"the plan's sealing key is invalid: {error}") from error
 
 
-def may_send(plan: Plan, limits: LimitSettings) -> bool:
-    """Whether fragments can leave for a plan: by a mixer of the owner's, where the owner named any, and at
-    times that hide what they are there to hide.
+def may_send(plan: Plan, limits: LimitSettings, *, is_member: bool) -> bool:
+    """Whether fragments can leave for a plan: by a mixer of the owner's, where the owner named any, at times
+    that hide what they are there to hide, and with receipts that tell nothing.
 
     A plan that comes again for a round that is charged may be another one by now.
+
+    Args:
+        plan: the round's.
+        limits: the device's own.
+        is_member: whether the device has a certificate.
     """
     try:
+        require_receipts(plan, is_member=is_member)
         require_times(plan, limits)
         require_mixer(plan, limits)
         require_key(plan)

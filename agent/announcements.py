@@ -96,6 +96,7 @@ class Announcements:
         fleet: the fleet's name.
         limits: the device's own.
         takes_graphs: whether a training graph may be of use.
+        is_member: whether the device has a certificate.
         state: ledger, rounds and spool.
         publisher: sends the spooled fragments.
         ask_again: requests the broker's retained messages again.
@@ -109,6 +110,7 @@ class Announcements:
         limits: LimitSettings,
         *,
         takes_graphs: bool,
+        is_member: bool,
         state: AgentState,
         publisher: Publisher,
         ask_again: Callable[[], None],
@@ -116,7 +118,7 @@ class Announcements:
     ) -> None:
         self._dataset, self._fleet, self._limits = dataset, fleet, limits
         self._topics = Topics(fleet)
-        self._takes_graphs = takes_graphs
+        self._takes_graphs, self._is_member = takes_graphs, is_member
         self._state, self._publisher = state, publisher
         self._ask_again, self._clock = ask_again, clock
         self._assembler = Assembler()
@@ -221,7 +223,7 @@ class Announcements:
 
         This program or the coordinator has restarted: at their old times, all would leave at once.
         """
-        if may_send(announced.plan, self._limits) and self._is_of(announced):
+        if may_send(announced.plan, self._limits, is_member=self._is_member) and self._is_of(announced):
             self._publisher.open_window(announced.plan, self._publisher.grid_time(announced.begins_at))
             self._publisher.draw_times()
             self.draw_probe_times()

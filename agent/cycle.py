@@ -33,7 +33,7 @@ from agent.charges import Price, charge_of
 from agent.energy import EnergyMeter
 from agent.governor import Governor
 from agent.limit_settings import LimitSettings
-from agent.limits import require_training_time, require_within
+from agent.limits import require_receipts, require_training_time, require_within
 from agent.marked_log import PRIVATE
 from agent.publisher import Publisher, Slots
 from agent.rounds import RoundState
@@ -320,6 +320,7 @@ class Cycle:
             DpagentError: the device declines.
         """
         self._sitting_out.require_room(plan)
+        require_receipts(plan, is_member=self._tokens.is_member)
         task = RoundTask.of(plan)
         self._tokens.require(plan, task.release.blocks)
         require_key(plan)  # Before the price: dummies do not hide how long that takes.
@@ -350,6 +351,7 @@ class Cycle:
         if announced.why_not is None:
             try:
                 require_within(task, self._limits)
+                require_receipts(task.plan, is_member=self._tokens.is_member)
                 self._tokens.require_there(task.plan)
             except DpagentError as error:  # The device's limits have changed since.
                 self._sitting_out.give_up(announced, str(error))

@@ -38,7 +38,7 @@ from dpagent.learning.data.dataset import without_records
 from dpagent.learning.data.opening import require_declared
 from dpagent.learning.front_end.features import keep_in_memory, reserve
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.messages import ModelChunk, Plan, Receipts
+from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, ModelChunk, Plan, Receipts
 from dpagent.protocol.signing import Verifier
 from dpagent.protocol.topics import Topics
 from dpagent.service_manager import ServiceManager
@@ -133,6 +133,7 @@ class Agent:
             settings.fleet,
             settings.limits,
             takes_graphs=settings.engine != "numpy",
+            is_member=identity is not None,
             state=self._state,
             publisher=self._publisher,
             ask_again=self._session.ask_again,
@@ -347,6 +348,8 @@ class Agent:
             elif topic == self._topics.receipts:
                 if self._cycle.take_receipts(self._verifier.open(payload, Receipts, "receipts")):
                     self._last_receipt_at = self._clock.unix()
+            elif topic.startswith(self._topics.receipt("")):
+                self._take_own_receipt(payload)
             elif topic == self._topics.token_keys:
                 self._tokens.watch.take_keys(payload)
             elif topic == self._topics.witness:
@@ -363,6 +366,15 @@ class Agent:
                 log.warning("rejected a message on %s: %s", topic, error)
                 self._warned.add(error.reason)
             self._rejected += 1
+
+    def _take_own_receipt(self, payload: bytes) -> None:
+        """Take a receipt that came on a topic of its own.
+
+        Anything else there is passed over: a note of it on the disk would be what the coordinator has one
+        board do whose fragment it knows, and not whose it is.
+        """
+        if len(payload) == RECEIPT_DIGEST_BYTES and self._cycle.take_receipts(Receipts(payload)):
+            self._last_receipt_at = self._clock.unix()
 
     def _count_traffic(self) -> None:
         up, down = self._session.bytes_up, self._session.bytes_down

@@ -7,6 +7,7 @@ records, which are left out) is private, like a look at them: it is for their ow
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ from agent.heads import read_second_head
 from agent.latest_model import disagreements
 from agent.ledger_room import LedgerRoom
 from agent.limit_settings import LimitSettings
-from agent.limits import BeyondLimitError, require_within
+from agent.limits import BeyondLimitError, UnwantedReceiptsError, require_receipts, require_within
 from agent.profile import LoadedProfile, fits_memory, open_profile
 from agent.rounds import declined_rounds
 from agent.sensors import Sensors
@@ -51,6 +52,7 @@ from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.training.engine_choice import Bench, UnsuitableEngineError
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import Plan
+from dpagent.protocol.receipts import receipt_place
 from dpagent.protocol.signing import Verifier
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.topics import Topics
@@ -83,7 +85,7 @@ def examine(settings: AgentSettings, *, asks_broker: bool = True) -> Iterator[Fi
     yield from misfits(loaded, Board.this())
     settings = on_board(settings, loaded.profile)
     yield memory(_TRAINING_MIB)
-    room = LedgerRoom.of(settings.limits, has_tokens=settings.mqtt.cert_file is not None)
+    room = LedgerRoom.of(settings.limits, has_tokens=_is_member(settings))
     yield from storage(settings.state_dir, room.missing_bytes(settings.ledger_files.database))
     yield from governed(settings, Sensors())
     yield from _engine(settings, loaded)
@@ -94,9 +96,11 @@ def examine(settings: AgentSettings, *, asks_broker: bool = True) -> Iterator[Fi
         yield skipped("broker", "not asked")
         return
     topics = Topics(settings.fleet)
+    # A receipt's topic of nobody's: any of them says whether the broker lets a board hear its own.
+    own = (topics.receipt(receipt_place(os.urandom(16))),) if _is_member(settings) else ()
     examination = BrokerExamination(
         settings.mqtt,
-        reads=(topics.plan, topics.model_chunk(0), topics.receipts),
+        reads=(topics.plan, topics.model_chunk(0), topics.receipts, *own),
         writes=(topics.fragments,),
         awaited=(topics.plan,),
     )
@@ -367,12 +371,18 @@ def _plan(settings: AgentSettings, topics: Topics, payload: bytes | None) -> Ite
             "plan", f"{text}, was to end {lasting(late_s)} ago",
             "Is the coordinator running? Is this machine's clock right?",
         )  # fmt: skip
-    yield _would_run(plan, text, settings.limits)
+    yield _would_run(plan, text, settings.limits, is_member=_is_member(settings))
 
 
-def _would_run(plan: Plan, text: str, limits: LimitSettings) -> Finding:
+def _is_member(settings: AgentSettings) -> bool:
+    """Whether the board has a certificate."""
+    return settings.mqtt.cert_file is not None
+
+
+def _would_run(plan: Plan, text: str, limits: LimitSettings, *, is_member: bool) -> Finding:
     try:
+        require_receipts(plan, is_member=is_member)
         require_within(RoundTask.of(plan), limits)
-    except (BeyondLimitError, PlanError) as error:
+    except (BeyondLimitError, UnwantedReceiptsError, PlanError) as error:
         return problem("plan", f"{text}: this board declines: {error}", "")
     return fine("plan", f"{text}, is within this board's limits")

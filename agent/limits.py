@@ -20,6 +20,10 @@ class BeyondLimitError(DpagentError):
         super().__init__(f"{what} is {shown}; this device accepts {expected} (limits.{key} in agent.yaml)")
 
 
+class UnwantedReceiptsError(DpagentError):
+    """A plan would have receipts link the connections of a device that has no certificate."""
+
+
 def require_times(plan: Plan, limits: LimitSettings) -> None:
     """See that a plan's times hide what they are there to hide.
 
@@ -133,6 +137,28 @@ def require_mixer(plan: Plan, limits: LimitSettings) -> None:
     named = "none" if plan.mixer is None else key_text(plan.mixer)
     if named not in limits.mixer_keys:
         raise BeyondLimitError("the mixer", named, ", ".join(limits.mixer_keys), "mixer_keys")
+
+
+def require_receipts(plan: Plan, *, is_member: bool) -> None:
+    """See that the receipts of a round tell the broker nothing that it does not see anyway.
+
+    A fragment that is sent again after a lost connection has its receipt on the same topic: so this broker,
+    or who runs it, knows the new connection for one of the same board. By its certificate it does so in any
+    case.
+
+    Args:
+        plan: the round's.
+        is_member: whether the device has a certificate.
+
+    Raises:
+        UnwantedReceiptsError: they would.
+    """
+    if plan.receipts == "fragment" and not is_member:
+        raise UnwantedReceiptsError(
+            "receipts come on topics of their own, which would show the broker what connections are this "
+            "board's, and it has no certificate: enrol with `dpagent enrol`, or have the operator set "
+            "receipts: fleet"
+        )
 
 
 def require_room_for_charges(plan: Plan, charges: int, accounts: int, limits: LimitSettings) -> None:

@@ -9,6 +9,13 @@ message came, how long admission and training took and how large the lot was sho
 as long as training fits its slots, of which the last quarter stays free. How many those are follows from a
 trial before the charge (:mod:`agent.effort`). The update is taken at the beginning of that quarter, and must
 be spooled in the first half of it.
+
+**Receipts on topics of their own.** Where the plan wants them, a fragment leaves right after a subscription
+to the topic of its receipt. It ends when the fragment is sent again without a receipt, and with one at that
+same time: the coordinator learns from a broker of MQTT 5 whether anybody hears a topic, and so when nobody
+does any more. That time is drawn for this fragment alone. Had the subscription ended with the receipt, it
+would tell how long the way to the board is; with the next publication, or with the round, it would tell which
+fragments are one board's (``docs/decisions/2026-11-26-receipts-of-ones-own.md``).
 """
 
 from __future__ import annotations
@@ -112,6 +119,8 @@ class Publisher:
         self._window: _Window | None = None
         self._jitter_ends_at = -math.inf
         """Of the times that were drawn last."""
+        self._heard_until: dict[str, float] = {}
+        """By the topic of a receipt, when its subscription ends (monotonic)."""
 
     def grid_time(self, earliest: float) -> float:
         """The first point of the grid at ``earliest`` (monotonic seconds) or later."""
@@ -199,6 +208,15 @@ class Publisher:
 
     def publish_due(self) -> None:
         """Publish due probes and fragments, as far as the session and the rate allow."""
+        self._publish_due()
+        # After that: what is sent again is heard on.
+        for topic in [
+            topic for topic, until in self._heard_until.items() if until <= self._clock.monotonic()
+        ]:
+            del self._heard_until[topic]
+            self._session.hear_no_more(topic)
+
+    def _publish_due(self) -> None:
         if not self._session.has_room or self._window is None:
             return
         self._refill()
@@ -219,11 +237,16 @@ class Publisher:
                 break
             sealed = self._seal(each.message, plan)
             faults.reached(FaultPoint.AGENT_SEALED)
+            again_at = self._resend_time(plan, now)
+            if plan.receipts == "fragment":
+                receipt = self._topics.receipt(each.receipt_place)
+                self._session.hear(receipt)
+                self._heard_until[receipt] = again_at
             if self._session.publish(topic, sealed) is None:
                 break
             faults.reached(FaultPoint.AGENT_PUBLISHED)
             self._allowance -= 1
-            resend_at[each.digest] = self._resend_time(plan, now)
+            resend_at[each.digest] = again_at
         return resend_at
 
     def _resend_time(self, plan: Plan, now: float) -> float:
@@ -236,12 +259,13 @@ class Publisher:
         return after + _RESEND_S * self._random.uniform(1.0, 2.0)
 
     def due_in_s(self) -> float:
-        """Seconds until something may be published; infinite without a window, a pending message or room."""
+        """Seconds until something may be published, or a subscription ends; otherwise infinite."""
+        now = self._clock.monotonic()
+        wait_s = min(self._heard_until.values(), default=math.inf) - now
         if self._window is None or not self._session.has_room:
-            return math.inf  # A plan, a connection and a PUBACK are events of their own.
-        wait_s, now = math.inf, self._clock.monotonic()
+            return max(wait_s, _LEAST_WAIT_S)  # A plan, a connection and a PUBACK are events of their own.
         if (due_at := self._state.probes.next_due_at()) is not None:
-            wait_s = due_at - now
+            wait_s = min(wait_s, due_at - now)
         if (due_at := self._state.spool.next_due_at()) is not None:
             until_allowed_s = (1.0 - self._allowance) / self._rate
             wait_s = min(wait_s, max(due_at - now, until_allowed_s))

@@ -87,7 +87,10 @@ class SittingOut:
             self.require_room(plan)
         except BeyondLimitError:
             return False
-        return self._limits.dummy_traffic and may_send(plan, self._limits)
+        return self._limits.dummy_traffic and self._may_send(plan)
+
+    def _may_send(self, plan: Plan) -> bool:
+        return may_send(plan, self._limits, is_member=self._is_member)
 
     def require_room(self, plan: Plan) -> None:
         """See that it stays on record that a plan's round was decided on.
@@ -152,7 +155,7 @@ class SittingOut:
             return
         announced.has_probes, plan = True, announced.plan
         job, is_late = plan.job.hex(), plan.deadline < self._clock.unix() + plan.compute_slot_s
-        if is_late or not may_send(plan, self._limits) or self._state.has_probes(job, plan.round):
+        if is_late or not self._may_send(plan) or self._state.has_probes(job, plan.round):
             return
         # A mixer holds fewer messages back than a device sends for a round.
         needs_all = plan.mixer is not None and announced.waits

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dpagent.protocol.codec import encode
-from dpagent.protocol.fragments import receipt_digest
+from dpagent.protocol.codec import decode, encode
 from dpagent.protocol.messages import Fragment
+from dpagent.protocol.receipts import receipt_digest, receipt_place
 
 _PENDING: Final = "state IN ('waiting', 'sent')"
 SETTLED_KEPT: Final = 8_192
@@ -41,6 +41,11 @@ class SpooledFragment:
     message: bytes
     due_at: float | None = None
     lets_go_on: bool = False
+
+    @property
+    def receipt_place(self) -> str:
+        """Where its receipt goes, if it has a topic of its own."""
+        return receipt_place(decode(self.message, Fragment).id)
 
     @classmethod
     def of(cls, fragment: Fragment, *, lets_go_on: bool = False) -> SpooledFragment:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from coordinator.measurements import Traffic
+from coordinator.own_receipts import OwnReceipts
 from dpagent import faults
+from dpagent.clock import Clock
 from dpagent.faults import FaultPoint
-from dpagent.protocol.fragments import chunked, receipt_digest
+from dpagent.protocol.fragments import chunked
 from dpagent.protocol.messages import (
     RECEIPT_DIGEST_BYTES,
     RECEIPTS_PER_MESSAGE,
     Plan,
     Receipts,
+    ReceiptTopics,
     Sealed,
 )
+from dpagent.protocol.receipts import receipt_digest
 from dpagent.protocol.signing import Signer
 from dpagent.protocol.tokens import TokenKeys
 from dpagent.protocol.topics import Topics
@@ -33,10 +37,15 @@ class Announcer:
         session: to publish with.
         signer: the coordinator's key.
         topics: of the fleet.
+        clock: the program's.
+
+    Attributes:
+        own_receipts: receipts on topics of their own, until they leave.
     """
 
-    def __init__(self, session: MqttSession, signer: Signer, topics: Topics) -> None:
+    def __init__(self, session: MqttSession, signer: Signer, topics: Topics, clock: Clock) -> None:
         self._session, self._signer, self._topics = session, signer, topics
+        self.own_receipts = OwnReceipts(session, topics, clock)
         self._assets_are_out = False
         self._farewell: int | None = None
         """The last message under way, by its handle."""
@@ -77,15 +86,24 @@ class Announcer:
         """Publish the assets with the next plan: they changed, or the broker may lack them."""
         self._assets_are_out = False
 
-    def acknowledge(self, fragment_ids: Iterable[bytes]) -> None:
-        """Publish receipts for fragments that are durably counted.
+    def acknowledge(self, fragment_ids: Sequence[bytes], receipts: ReceiptTopics, taken_at: float) -> None:
+        """Publish receipts for fragments that are durably counted: for all devices at once, and on topics of
+        their own when it is time (:attr:`own_receipts`).
 
         Without a connection a receipt is lost: the device resends, and then gets another receipt.
+
+        Args:
+            fragment_ids: in an order that does not tell dummies from others.
+            receipts: where they go.
+            taken_at: when the work on the fragments began (monotonic seconds).
         """
-        self.publish_receipts(b"".join(map(receipt_digest, fragment_ids)))
+        if receipts == "fleet":
+            self.publish_receipts(b"".join(map(receipt_digest, fragment_ids)))
+        else:
+            self.own_receipts.put(fragment_ids, taken_at)
 
     def publish_receipts(self, digests: bytes) -> None:
-        """Publish receipts, as :meth:`acknowledge` does, of the digests of ids one after the other."""
+        """Publish receipts for all devices, of the digests of ids one after the other."""
         size = RECEIPTS_PER_MESSAGE * RECEIPT_DIGEST_BYTES
         for start in range(0, len(digests), size):
             receipts = Receipts(digests[start : start + size])

@@ -27,6 +27,7 @@ from coordinator.intake import Intake
 from coordinator.job import Job
 from coordinator.measurements import Traffic
 from coordinator.models import ModelFiles
+from coordinator.own_receipts import HELD_S
 from coordinator.planning import Planner
 from coordinator.seats import Sums
 from coordinator.settings import FleetSettings
@@ -122,6 +123,8 @@ class Cycle:
         self._announced_at: float | None = None
         self._opened = clock.unix(), clock.monotonic()
         """When the open round was opened, or went on after a restart, by both clocks."""
+        self._closes_at: float | None = None
+        """When the open round may close that has what it needs (monotonic)."""
         self._traffic_before = announcer.traffic()
         self._is_spent = False
         self._deadline_s = settings.round.deadline_s
@@ -160,7 +163,8 @@ class Cycle:
                 case Verdict.COLLECT:
                     pass
                 case Verdict.CLOSE:
-                    self._close(progress)
+                    if self._receipts_have_left():
+                        self._close(progress)
                 case Verdict.EXTEND:
                     self._extend(progress)
         if self._task is None and not self.is_over:
@@ -198,7 +202,7 @@ class Cycle:
             log.info("round %d is not opened: the job is paused or cancelled", number)
             return
         self._announced_at = opened.announced_at and min(opened.announced_at, now)
-        self._task = task
+        self._task, self._closes_at = task, None
         self._intake.begin(task, key)
         self.announce()
 
@@ -287,6 +291,17 @@ class Cycle:
         Without this, whoever sends the fragments of all devices before the slot ends the round alone.
         """
         return self._announced_at is not None and now >= self._announced_at + self._settings.round.honest_s
+
+    def _receipts_have_left(self) -> bool:
+        """Whether those on topics of their own have had the time for which they are held back: after the next
+        plan, devices would give up what is counted."""
+        assert self._task is not None
+        if self._task.plan.receipts == "fleet":
+            return True
+        now = self._clock.monotonic()
+        if self._closes_at is None:
+            self._closes_at = now + 2 * HELD_S
+        return now >= self._closes_at
 
     def _extend(self, progress: Progress) -> None:
         """Keep the round open for another deadline, and announce it again."""

@@ -157,6 +157,8 @@ class Coordinator:
                             self.running.advance()
                     self._tend_workers()
                     self._take_events()
+                    if self.running is not None:
+                        self.running.announcer.own_receipts.publish_due()
             return False
         finally:
             self._status.link(Link.STOPPED)
@@ -260,7 +262,7 @@ class Coordinator:
         )
 
     def _announcer(self) -> Announcer:
-        return Announcer(self._session, self._signer, self._topics)
+        return Announcer(self._session, self._signer, self._topics, self._clock)
 
     def _taken_up_or_paused(self, wanted: QueuedJob) -> RunningJob | None:
         """The job; None if it cannot be taken up: it is paused then, and keeps no other from running."""
@@ -284,6 +286,8 @@ class Coordinator:
         messages: list[Received] = []
         is_busy = self._is_busy or (self.running is not None and self.running.is_busy)
         wait_s = 0.0 if is_busy else _IDLE_S
+        if self.running is not None:
+            wait_s = min(wait_s, self.running.announcer.own_receipts.due_in_s())
         for number in range(_BATCH):
             event = self._session.next_event(wait_s if number == 0 else 0)
             if event is None:

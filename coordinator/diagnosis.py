@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -18,6 +19,7 @@ from dpagent.diagnosis import Finding, clock, entropy, fine, memory, problem, pr
 from dpagent.errors import DpagentError, StorageError
 from dpagent.extras import install_command
 from dpagent.learning.data.opening import open_dataset
+from dpagent.protocol.receipts import receipt_place
 from dpagent.protocol.topics import Topics
 from dpagent.storage import disk_errors
 from dpagent.transport.diagnosis import BrokerExamination
@@ -57,9 +59,10 @@ def examine(settings: CoordinatorSettings, *, asks_broker: bool = True) -> Itera
         return
     topics = Topics(settings.fleet)
     # An empty plan would end what is retained; receipts of nothing are dropped by every device.
-    examination = BrokerExamination(
-        settings.mqtt, reads=(topics.fragments, topics.plan), writes=(topics.receipts,)
-    )
+    writes = [topics.receipts]
+    if isinstance(settings, FleetSettings) and settings.receipt_topics == "fragment":
+        writes.append(topics.receipt(receipt_place(os.urandom(16))))
+    examination = BrokerExamination(settings.mqtt, reads=(topics.fragments, topics.plan), writes=writes)
     yield from examination.run()
 
 

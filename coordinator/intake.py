@@ -14,7 +14,7 @@ from coordinator.settings import FleetSettings
 from coordinator.store import BLOCK_FULL, SPENT, Store
 from dpagent.clock import Clock
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.messages import Fragment
+from dpagent.protocol.messages import Fragment, ReceiptTopics
 from dpagent.protocol.sealing import Opener
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.tokens import RoundKey, token_id, without_token
@@ -31,7 +31,8 @@ class Intake:
         job: its id.
         store: counts them.
         opener: opens them.
-        acknowledge: sends receipts for ids that count.
+        acknowledge: sends receipts for ids that count, to where they go; told when the work on them began
+            (monotonic).
         clock: the program's.
     """
 
@@ -42,7 +43,7 @@ class Intake:
         *,
         store: Store,
         opener: Opener,
-        acknowledge: Callable[[Sequence[bytes]], None],
+        acknowledge: Callable[[Sequence[bytes], ReceiptTopics, float], None],
         clock: Clock,
     ) -> None:
         self._settings, self._job, self._store = settings, job, store
@@ -75,6 +76,7 @@ class Intake:
 
     def take(self, payloads: Sequence[bytes]) -> None:
         """Count each valid fragment exactly once, and send receipts."""
+        began_at = self._clock.monotonic()
         opened: list[OpenedFragment] = []
         rejected: Counter[str] = Counter()
         for payload in payloads:
@@ -104,7 +106,7 @@ class Intake:
             log.warning("rejected %s: %s", counted(result.spent, "message"), SPENT)
         if result.late:
             log.info("%s arrived after the round closed", counted(result.late, "fragment"))
-        self._acknowledge(result.receipted)
+        self._acknowledge(result.receipted, self._task.plan.receipts, began_at)
 
     def read(self, payload: bytes) -> OpenedFragment:
         """Open and check a fragment.

@@ -316,6 +316,7 @@ class Planner:
             sealing_key=self._sealing_key,
             linkability=settings.linkability,
             mixer=None if settings.mixer_key is None else raw_key(settings.mixer_key),
+            receipts=settings.receipt_topics,
             deadline=current.deadline,
             compute_slot_s=settings.round.compute_slot_s,
             jitter_window_s=settings.round.jitter_window_s,

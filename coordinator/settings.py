@@ -29,7 +29,7 @@ from dpagent.learning.model_files import is_model_file
 from dpagent.overrides import Override
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.methods import method_named
-from dpagent.protocol.messages import MIN_SLOT_S, Linkability
+from dpagent.protocol.messages import MIN_SLOT_S, Linkability, ReceiptTopics
 from dpagent.protocol.mixing import MixerKey
 from dpagent.protocol.tokens import MAX_TOKENS
 from dpagent.protocol.topics import FleetName
@@ -205,6 +205,11 @@ class JobSettings(Settings):
     """Whether fragments carry one-time tokens of enrolled devices. ``fragment``: one each; only members'
     count, each device's once, and nobody can tell whose they are or which belong together. ``round``: one a
     round, which shows which belong together. ``none``: no tokens, and fragments of anybody count."""
+    receipts: ReceiptTopics | None = None
+    """Where receipts go. ``fleet``: all to all boards, so that each hears those of all others. ``fragment``:
+    each to its board alone, on a topic of its own; boards without a certificate decline, and with a mixer it
+    would show who sent what. By default ``fragment`` where fragments carry tokens and pass through no mixer,
+    otherwise ``fleet``."""
     test_data: TestDataSettings | None = None
     keep_models: Literal["all", "last"] = "all"
     """Keep each round's model, in ``jobs/NAME/models`` of the state directory, or only the last one."""
@@ -334,6 +339,22 @@ class FleetSettings(JobSettings, CoordinatorSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _receipts_go_with_the_mixer(self) -> FleetSettings:
+        if self.receipts == "fragment" and self.mixer_key is not None:
+            raise ValueError(
+                "receipts is fragment and mixer_key is set; expected fleet: receipts on topics of their own "
+                "would show who sent what passes through the mixer"
+            )
+        return self
+
+    @property
+    def receipt_topics(self) -> ReceiptTopics:
+        """Where receipts go."""
+        if self.receipts is not None:
+            return self.receipts
+        return "fleet" if self.linkability == "none" or self.mixer_key is not None else "fragment"
+
     @property
     def seats(self) -> int | None:
         """Of each block, the fragments that count: as many as there are devices; None where each is paid for
@@ -390,7 +411,8 @@ class FleetSettings(JobSettings, CoordinatorSettings):
         terms["model"]["name"] = self.model.spec().name
         # So can the kind of schedule that follows from other keys, or that no key names.
         terms["privacy"]["schedule"]["kind"] = self.privacy.spending.kind
-        return terms | {"architecture": self.model.spec().digest().hex()}
+        # A board sends what it has spooled for no plan but that which it was charged for.
+        return terms | {"architecture": self.model.spec().digest().hex(), "receipts": self.receipt_topics}
 
 
 def load_coordinator_settings(

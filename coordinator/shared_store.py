@@ -2,7 +2,8 @@
 
 A worker's batch is one transaction: ids, partial sums, totals and receipts. It is beside those of other
 workers, and before or after whatever the program that runs rounds does: a round that is no longer counted
-takes nothing more. Receipts are left in the database for that program, which alone can sign them.
+takes nothing more. Receipts for all devices are left in the database for that program, which alone can sign
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from coordinator.database.interface import Database, Reader
 from coordinator.seats import Counted, OpenedFragment
 from coordinator.store import Store
 from dpagent.errors import ConfigurationError, NotReadyError, TransactionConflictError
-from dpagent.protocol.fragments import receipt_digest
+from dpagent.protocol.receipts import receipt_digest
 
 GONE_S: Final = 30.0
 """A worker that was not seen for so long is gone."""
@@ -36,11 +37,12 @@ class SharedStore(Store):
         database: of the coordinator.
         job: the number of the job in the queue.
         worker: its number.
+        leaves_receipts: whether receipts are left for the coordinator to publish.
     """
 
-    def __init__(self, database: Database, job: int, worker: int) -> None:
+    def __init__(self, database: Database, job: int, worker: int, *, leaves_receipts: bool = True) -> None:
         super().__init__(database, job, worker)
-        self._worker = worker
+        self._worker, self._leaves_receipts = worker, leaves_receipts
 
     def count(
         self,
@@ -70,7 +72,7 @@ class SharedStore(Store):
         return row is not None
 
     def _leave(self, counted: Counted) -> None:
-        if receipted := counted.receipted:
+        if self._leaves_receipts and (receipted := counted.receipted):
             self.database.execute(
                 "INSERT INTO receipts (digests) VALUES (?)", (b"".join(map(receipt_digest, receipted)),)
             )

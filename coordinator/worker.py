@@ -21,6 +21,7 @@ from coordinator.database.opening import open_postgresql
 from coordinator.database.settings import PostgresqlAddress
 from coordinator.intake import Intake
 from coordinator.keys import find_opener
+from coordinator.own_receipts import OwnReceipts
 from coordinator.queue import jobs_in
 from coordinator.settings import CoordinatorSettings
 from coordinator.shared_store import (
@@ -34,7 +35,7 @@ from dpagent import __version__
 from dpagent.clock import Clock, SystemClock
 from dpagent.errors import BrokerError, ConfigurationError
 from dpagent.protocol.codec import MessageError, decode
-from dpagent.protocol.messages import Plan
+from dpagent.protocol.messages import Plan, ReceiptTopics
 from dpagent.protocol.sealing import Opener
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.tokens import RoundKey, TokenKeys
@@ -90,14 +91,15 @@ class Worker:
     ) -> None:
         self._settings, self._clock = settings, clock or SystemClock()
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
-        topics = Topics(settings.fleet)
+        self._topics = Topics(settings.fleet)
         self._session = MqttSession(
             settings.mqtt.for_one_of_many(),
             client_id=None,
-            subscriptions=[Subscription(topics.fragments, _GROUP)],
+            subscriptions=[Subscription(self._topics.fragments, _GROUP)],
             # What waits for a worker that is gone would wait for nobody.
             persistent=False,
         )
+        self._receipts = OwnReceipts(self._session, self._topics, self._clock)
         self._database = open_postgresql(worker_address(settings), f"worker {self.name}")
         with contextlib.ExitStack() as held:
             held.callback(self._database.close)
@@ -148,6 +150,7 @@ class Worker:
                     # After they arrived: whoever sent them has seen the plan of a round that is open here.
                     self._look_at_round()
                     self._take(payloads)
+                    self._receipts.publish_due()
                 self._workers.end(self._number)
         finally:
             self.close()
@@ -162,7 +165,7 @@ class Worker:
     def _arrived(self) -> list[bytes]:
         """Fragments that have arrived, after a short wait if there are none."""
         payloads: list[bytes] = []
-        until = time.monotonic() + _IDLE_S
+        until = time.monotonic() + min(_IDLE_S, self._receipts.due_in_s())
         while len(payloads) < _BATCH:
             event = self._session.next_event(max(0.0, until - time.monotonic()))
             match event:
@@ -236,9 +239,11 @@ class Worker:
         intake = Intake(
             settings,
             queued.job.id,
-            store=SharedStore(self._database, current.job, self._number),
+            store=SharedStore(
+                self._database, current.job, self._number, leaves_receipts=plan.receipts == "fleet"
+            ),
             opener=self._opener,
-            acknowledge=_left_to_the_coordinator,
+            acknowledge=self._acknowledge,
             clock=self._clock,
         )
         key = None if keys is None else RoundKey.of(keys, plan.round, self._settings.fleet)
@@ -253,6 +258,8 @@ class Worker:
             return
         self._intake.take(payloads)
 
-
-def _left_to_the_coordinator(_ids: Sequence[bytes]) -> None:
-    """Receipts are in the database by now."""
+    def _acknowledge(self, fragment_ids: Sequence[bytes], receipts: ReceiptTopics, taken_at: float) -> None:
+        """Publish receipts on topics of their own. Those for all devices are in the database by now: the
+        coordinator signs them."""
+        if receipts == "fragment":
+            self._receipts.put(fragment_ids, taken_at)

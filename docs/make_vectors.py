@@ -61,6 +61,7 @@ from dpagent.protocol.fragments import chunked, content_digest, cut, read_block,
 from dpagent.protocol.messages import Layout, Plan
 from dpagent.protocol.mixing import key_text, plan_digest
 from dpagent.protocol.packing import pack
+from dpagent.protocol.receipts import receipt_digest, receipt_place
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.signing import SignedKind
 from dpagent.protocol.task import RoundTask
@@ -261,7 +262,17 @@ def _clipped(name: str, plan: Plan) -> dict[str, Any]:
 def _receipts() -> dict[str, Any]:
     ids = [fragment.id.hex() for fragment in FRAGMENTS]
     vector = _signed_vector("all four fragments", TOPICS.receipts, RECEIPTS, "receipts", ids=ids)
-    return {"description": "What the coordinator says once they are counted.", "vectors": [vector]}
+    own = [
+        {
+            "id": fragment.id.hex(), "topic": TOPICS.receipt(receipt_place(fragment.id)),
+            "message": receipt_digest(fragment.id).hex(),
+        }
+        for fragment in FRAGMENTS
+    ]  # fmt: skip
+    return {
+        "description": "What the coordinator says once they are counted: to all devices, or to each its own.",
+        "vectors": [vector], "own": own,
+    }  # fmt: skip
 
 
 def render() -> dict[str, str]:

@@ -26,10 +26,11 @@ from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import Projection
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.protocol.bit_packing import packed_bytes
-from dpagent.protocol.fragments import content_digest, cut, receipt_digest
+from dpagent.protocol.fragments import content_digest, cut
 from dpagent.protocol.messages import Plan, Receipts
 from dpagent.protocol.mixing import OuterOpener, plan_digest
 from dpagent.protocol.packing import payload_bytes
+from dpagent.protocol.receipts import receipt_digest
 from dpagent.protocol.sealing import Opener
 from dpagent.protocol.signing import Signer
 from dpagent.protocol.task import RoundTask
@@ -69,8 +70,8 @@ def make_plan(spec: ModelSpec = _TINY, **changes: Any) -> Plan:
         },
         "assets": [],
         "delta": 1e-5,
-        "sealing_key": OPENER.public_key, "linkability": "none", "mixer": None, "deadline": 1.8e9,
-        "compute_slot_s": 60.0,
+        "sealing_key": OPENER.public_key, "linkability": "none", "mixer": None, "receipts": "fleet",
+        "deadline": 1.8e9, "compute_slot_s": 60.0,
         "jitter_window_s": 600.0,
     }  # fmt: skip
     values |= {key: changes.pop(key) for key in ("assets", "round") if key in changes}

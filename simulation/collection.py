@@ -15,7 +15,7 @@ from coordinator.reader import StoreReader
 from dpagent.errors import LedgerError
 from dpagent.learning.data.formats.npz import open_npz
 from dpagent.learning.models.spec import ModelSpec
-from dpagent.protocol.fragments import receipt_digest
+from dpagent.protocol.receipts import receipt_digest
 from simulation.layout import Layout
 from simulation.notes import RunNotes
 from simulation.outlook import Outlook

@@ -227,6 +227,7 @@ def open_device(directory: Path, *, identity: Identity | None = None, **changes:
     announcements = Announcements(
         DATASET, "testers", settings.limits,
         takes_graphs=settings.engine != "numpy",
+        is_member=identity is not None,
         state=state,
         publisher=publisher,
         ask_again=lambda: asked_at.append(clock.monotonic()),

@@ -67,7 +67,7 @@ def plan_values(**changes: Any) -> dict[str, Any]:
         "assets": [],
         "delta": 1e-5,
         "wire": {"block": 1_000, "bytes": 1_400},
-        "sealing_key": SEALING_KEY, "linkability": "none", "mixer": None,
+        "sealing_key": SEALING_KEY, "linkability": "none", "mixer": None, "receipts": "fleet",
         "deadline": 4e9, "compute_slot_s": 0.5, "jitter_window_s": 0.5,
     }  # fmt: skip
     base["release"] = {

@@ -11,8 +11,9 @@ from brokers import USER, Broker, wait_until
 from children import PATIENCE_S
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from dpagent.protocol.fragments import chunked, receipt_digest
+from dpagent.protocol.fragments import chunked
 from dpagent.protocol.messages import Plan, Receipts
+from dpagent.protocol.receipts import receipt_digest
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.topics import Topics
 

@@ -25,9 +25,10 @@ from coordinator.settings import FleetSettings, load_fleet_settings
 from coordinator.shared_store import WorkerRecord, workers_at
 from dpagent.privacy.mechanisms.wire import round_to_wire
 from dpagent.protocol.codec import decode, encode
-from dpagent.protocol.fragments import cut, read_block, receipt_digest
+from dpagent.protocol.fragments import cut, read_block
 from dpagent.protocol.messages import Fragment, Plan, Receipts
 from dpagent.protocol.noisy_sum import NoisySum
+from dpagent.protocol.receipts import receipt_digest
 from dpagent.protocol.sealing import seal
 from dpagent.protocol.signing import Verifier
 from dpagent.protocol.task import RoundTask

@@ -31,18 +31,32 @@ class Wiretap:
         directory: of the record, ``capture``, and of the log.
         broker: behind it.
         names: of the clients.
+        over_tls: those of them that it is to speak to over TLS.
+        pair: its certificate and key, for them.
     """
 
-    def __init__(self, directory: Path, broker: Broker, names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        broker: Broker,
+        names: Sequence[str],
+        *,
+        over_tls: Sequence[str] = (),
+        pair: tuple[Path, Path] | None = None,
+    ) -> None:
+        self._over_tls = over_tls
         self.capture, log = directory / "capture", directory / "wiretap.log"
         self.capture.touch()
         # -I: not from the tests' folders, some of which are called like the packages.
-        self._child = Child([sys.executable, "-I", _PROGRAM, str(broker.port), self.capture, *names], log)
+        listed = [f"{name}+tls" if name in over_tls else name for name in names]
+        tls = "" if pair is None else f"{pair[0]}:{pair[1]}"
+        command = [sys.executable, "-I", _PROGRAM, str(broker.port), self.capture, tls, *listed]
+        self._child = Child(command, log)
         self._ports = json.loads(wait_until(lambda: log.read_text().strip(), "the wiretap's ports"))
 
     def url(self, name: str) -> str:
         """The broker's address for a client."""
-        return f"mqtt://127.0.0.1:{self._ports[name]}"
+        return f"mqtt{'s' if name in self._over_tls else ''}://127.0.0.1:{self._ports[name]}"
 
     def written(self) -> Iterator[Written]:
         """All publications so far, in the order in which the broker was given them."""

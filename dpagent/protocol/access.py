@@ -1,8 +1,8 @@
 """Who may read and write which topics of a fleet: the rules that a broker has to keep.
 
-A filter is the name of a topic, with ``+`` for the number of a chunk and the role of an asset, and
-:data:`OWN` for the device that a board is. Where a broker tells subscribing from receiving, its rules can
-forbid a board to subscribe with wildcards: it needs none.
+A filter is the name of a topic, with ``+`` for the number of a chunk, the role of an asset and the place of a
+receipt, and :data:`OWN` for the device that a board is. Where a broker tells subscribing from receiving, its
+rules can forbid a board to subscribe with wildcards: it needs none.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def rights_of(topics: Topics, *, mixed: bool, enrolled: bool) -> list[Right]:
     Args:
         topics: the fleet's.
         mixed: whether a mixer is part of the fleet.
-        enrolled: whether its boards have certificates, and so may have tokens.
+        enrolled: whether its boards have certificates, and so may have tokens, and receipts on topics of
+            their own.
     """
     announced = (topics.plan, topics.model_chunks, topics.asset_chunks, topics.receipts)
     rights = [Right(Role.COORDINATOR, "write", each) for each in announced]
@@ -56,6 +57,8 @@ def rights_of(topics: Topics, *, mixed: bool, enrolled: bool) -> list[Right]:
     rights += [Right(Role.BOARD, "read", each) for each in announced]
     rights.append(Right(Role.BOARD, "write", topics.fragments))
     if enrolled:
+        rights.append(Right(Role.COORDINATOR, "write", topics.own_receipts))
+        rights.append(Right(Role.BOARD, "read", topics.own_receipts))
         among_boards = (topics.witness, topics.evidence)
         rights += [Right(Role.COORDINATOR, "write", each) for each in (topics.token_keys, topics.answer("+"))]
         rights.append(Right(Role.COORDINATOR, "read", topics.asks))

@@ -21,7 +21,6 @@ from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import (
     MAX_WHOLE_BYTES,
     MODEL_CHUNK_BYTES,
-    RECEIPT_DIGEST_BYTES,
     Fragment,
     ModelChunk,
     Plan,
@@ -102,11 +101,6 @@ def require_place(fragment: Fragment, wire: WireTerms, blocks: int) -> None:
         raise MessageError("bad position", f"block {fragment.position} of {blocks}")
     if len(fragment.payload) != wire.bytes:
         raise MessageError("wrong size", f"payload of {len(fragment.payload)} bytes; expected {wire.bytes}")
-
-
-def receipt_digest(fragment_id: bytes) -> bytes:
-    """The digest in a receipt: SHA-256 of the fragment's id, truncated to 16 bytes."""
-    return hashlib.sha256(fragment_id).digest()[:RECEIPT_DIGEST_BYTES]
 
 
 def content_digest(data: bytes) -> bytes:

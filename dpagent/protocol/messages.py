@@ -48,6 +48,10 @@ Linkability = Literal["fragment", "round", "none"]
 links nothing; with ``round`` all of a device's in a round have the same, which shows that they belong
 together, and not whose they are; with ``none`` there are none, and nobody's membership is checked."""
 
+ReceiptTopics = Literal["fleet", "fragment"]
+"""Where receipts go: with ``fleet`` all of them to one topic, which all devices read; with ``fragment`` each
+to a topic of its own, which its device reads; see :mod:`dpagent.protocol.receipts`."""
+
 
 class ModelTerms(Message):
     """The model, with digests of its architecture and weights."""
@@ -106,6 +110,8 @@ class Plan(Message):
     """Whether each fragment carries a token of a member; see ``dpagent.protocol.tokens``."""
     mixer: Annotated[bytes, Field(min_length=32, max_length=32)] | None
     """The key of the mixer that sealed fragments pass through, if any; see ``dpagent.protocol.mixing``."""
+    receipts: ReceiptTopics
+    """Where receipts go; see ``dpagent.protocol.receipts``."""
     deadline: Annotated[float, Field(ge=0)]
     """Unix time at which the coordinator closes the round if it is not complete."""
     compute_slot_s: Annotated[float, Field(ge=MIN_SLOT_S, le=86_400)]
@@ -129,6 +135,12 @@ class Plan(Message):
                 exact = packed_bytes(block, update_width(largest))
                 if size != exact:
                     raise ValueError(f"a fragment of an update has {size} bytes; expected {exact}")
+        return self
+
+    @model_validator(mode="after")
+    def _receipts_show_no_sender_behind_a_mixer(self) -> Plan:
+        if self.mixer is not None and self.receipts == "fragment":
+            raise ValueError("receipts on topics of their own tell who sent what passes through a mixer")
         return self
 
     @model_validator(mode="after")
@@ -249,7 +261,8 @@ class Fragment(Layout):
 
 @dataclass(frozen=True, slots=True)
 class Receipts(Layout):
-    """Fragments that are durably counted, and dummies: concatenated 16-byte digests of their ids. Signed."""
+    """Fragments that are durably counted, dummies and probes: 16-byte digests of their ids, one after the
+    other. Signed where they go to all devices; on its own topic one digest stands alone."""
 
     digests: bytes
 

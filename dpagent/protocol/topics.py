@@ -63,8 +63,17 @@ class Topics:
 
     @property
     def receipts(self) -> str:
-        """Digests of the fragments that have been counted."""
+        """Digests of the fragments that have been counted, for all devices."""
         return f"dpagent/v1/{self.fleet}/receipts"
+
+    def receipt(self, place: str) -> str:
+        """The receipt of one fragment, for its device; see :mod:`dpagent.protocol.receipts`."""
+        return f"dpagent/v1/{self.fleet}/receipts/{place}"
+
+    @property
+    def own_receipts(self) -> str:
+        """Filter for the receipts of single fragments."""
+        return self.receipt("+")
 
     @property
     def token_keys(self) -> str:

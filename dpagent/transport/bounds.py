@@ -15,7 +15,7 @@ asked, a flood of messages whose acknowledgements it does not read.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, cast
 
 import paho.mqtt.client as paho
@@ -183,6 +183,23 @@ class BoundedClient(paho.Client):
         self.on_break(reason)
         return MQTTErrorCode.MQTT_ERR_PROTOCOL
 
+    def publish_together(self, messages: Iterable[tuple[str, bytes]], *, properties: bytes) -> None:
+        """Publish messages at QoS 0, in one write. Of these, nobody is told anything.
+
+        Args:
+            messages: Topics and payloads.
+            properties: That each has, as MQTT 5 encodes them; empty with 3.1.1.
+        """
+        packets = bytearray()
+        for topic, payload in messages:
+            name = topic.encode()
+            packets.append(_PUBLISH << 4)
+            packets += _encoded_length(2 + len(name) + len(properties) + len(payload))
+            packets += len(name).to_bytes(2, "big") + name + properties + payload
+        if packets:
+            # To the library it is a packet of no kind, after which it has nothing more to do.
+            self._packet_queue(0, packets, 0, 0)
+
     def _create_socket(self) -> SocketLike:
         inner = super()._create_socket()
         if self.websocket_url is not None:
@@ -194,12 +211,13 @@ class BoundedClient(paho.Client):
 
 
 def require_bounded() -> None:
-    """See that the library still makes its sockets where :class:`BoundedClient` does: its hook is not public.
+    """See that the library still makes its sockets, and sends its packets, where :class:`BoundedClient` does:
+    these are not public.
 
     Raises:
         ConfigurationError: It does not.
     """
-    if not hasattr(paho.Client, "_create_socket"):
+    if not (hasattr(paho.Client, "_create_socket") and hasattr(paho.Client, "_packet_queue")):
         raise ConfigurationError(
             "This version of paho-mqtt cannot be kept within bounds; expected 2.1 or 2.2."
         )

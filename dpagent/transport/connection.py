@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import paho.mqtt.client as paho
@@ -93,6 +93,7 @@ class Connection:
         self._is_given_up = False
         self._in_flight: set[int] = set()
         self._followed: tuple[str, ...] = ()
+        self._heard: set[str] = set()
         self.asked_at: float | None = None
         """Send time of the pending CONNECT (monotonic seconds)."""
         self.accepted_at: float | None = None
@@ -163,6 +164,11 @@ class Connection:
         self._in_flight.add(info.mid)
         return info.mid
 
+    def publish_together(self, messages: Iterable[tuple[str, bytes]]) -> None:
+        """Send messages at QoS 0, in one write, if there is a connection."""
+        if self.is_accepted:
+            self._client.publish_together(messages, properties=b"\0" if self._version == "5" else b"")
+
     def settle(self, handle: int) -> None:
         """Note that the broker has taken a publication."""
         self._in_flight.discard(handle)
@@ -179,8 +185,20 @@ class Connection:
             self._client.unsubscribe(list(some))
         self._subscribe([topic for topic in topics if topic not in before])
 
+    def hear(self, topic: str) -> None:
+        """Be subscribed to a topic, until :meth:`hear_no_more`."""
+        if self.is_accepted and topic not in self._heard:
+            self._heard.add(topic)
+            self._subscribe([topic])
+
+    def hear_no_more(self, topic: str) -> None:
+        """Be subscribed to a topic no longer, if :meth:`hear` was called of it."""
+        if topic in self._heard:
+            self._heard.remove(topic)
+            self._client.unsubscribe(topic)
+
     def ask_again(self) -> None:
-        """Subscribe again to everything, so that the broker sends what it retains."""
+        """Subscribe again to what stays subscribed, so that the broker sends what it retains."""
         self._subscribe([*self._topics, *self._followed])
 
     def _subscribe(self, topics: Sequence[str]) -> None:
@@ -228,7 +246,7 @@ class Connection:
         if any(str(reason) == "Shared subscriptions not supported" for reason in reasons):
             self._tell(Refused("it does not support shared subscriptions"))
         elif any(reason.is_failure for reason in reasons):
-            topics = ", ".join([*self._topics, *self._followed[:1]])
+            topics = ", ".join([*self._topics, *self._followed[:1], *list(self._heard)[:1]])
             self._tell(Refused(f"no permission to subscribe to one of {topics}"))
         else:
             self._tell(Subscribed())

@@ -194,6 +194,19 @@ class MqttSession:
             self.bytes_up += len(payload) + len(topic)
         return handle
 
+    def publish_together(self, messages: Sequence[tuple[str, bytes]]) -> None:
+        """Send short messages to the broker at QoS 0, in one write: any of them may be lost, and without a
+        connection all are.
+
+        Args:
+            messages: Topics and payloads.
+        """
+        if self._connection is None or not self._connection.is_accepted:
+            return
+        prefixed = [(self._prefix + topic, payload) for topic, payload in messages]
+        self._connection.publish_together(prefixed)
+        self.bytes_up += sum(len(topic) + len(payload) for topic, payload in prefixed)
+
     def acknowledge(self, messages: Iterable[Received]) -> None:
         """Let the broker of a persistent session forget these messages, in the order of their arrival.
 
@@ -217,6 +230,16 @@ class MqttSession:
         self._followed = wanted
         if self._connection is not None and self._connection.is_accepted:
             self._connection.follow(wanted)
+
+    def hear(self, topic: str) -> None:
+        """Subscribe to a topic besides, before whatever is published after this, on this connection alone."""
+        if self._connection is not None:
+            self._connection.hear(self._prefix + topic)
+
+    def hear_no_more(self, topic: str) -> None:
+        """Unsubscribe from a topic, if this connection has heard of it by :meth:`hear`."""
+        if self._connection is not None:
+            self._connection.hear_no_more(self._prefix + topic)
 
     def ask_again(self) -> None:
         """Subscribe again, so that the broker resends the retained messages."""

@@ -31,8 +31,8 @@ import agent.cycle
 from agent.identity import Identity
 from agent.spool import SpooledFragment
 from agent.state import AgentState
-from dpagent.protocol.fragments import receipt_digest
 from dpagent.protocol.messages import Fragment, Plan, Receipts
+from dpagent.protocol.receipts import receipt_digest
 from dpagent.protocol.sealing import Opener, new_sealing_secret
 from dpagent.protocol.tokens import without_token
 

@@ -24,11 +24,9 @@ from agent.spool import SpooledFragment
 from dpagent.errors import ExitCode
 from dpagent.learning.data.formats.npz import open_npz
 from dpagent.protocol.codec import decode
-from dpagent.protocol.fragments import (
-    read_block,
-    receipt_digest,
-)
+from dpagent.protocol.fragments import read_block
 from dpagent.protocol.messages import Fragment, Receipts
+from dpagent.protocol.receipts import receipt_digest
 from dpagent.protocol.sealing import Opener
 from dpagent.protocol.signing import Signer, new_signing_secret
 

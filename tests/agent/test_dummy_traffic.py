@@ -19,8 +19,8 @@ from agent.rounds import RoundState
 from agent.worker import Order, Prepared, WorkerError
 from dpagent.protocol.codec import MessageError, decode
 from dpagent.protocol.dummies import MAX_DUMMIES
-from dpagent.protocol.fragments import receipt_digest
 from dpagent.protocol.messages import Fragment, Plan, Receipts
+from dpagent.protocol.receipts import receipt_digest
 from dpagent.protocol.task import RoundTask
 
 JOB, OTHER_JOB = b"j" * 16, b"k" * 16

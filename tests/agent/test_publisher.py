@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from scipy import stats
 from agent.publisher import Publisher
 from agent.spool import SpooledFragment
 from agent.state import AgentState
-from dpagent.protocol.messages import Plan
+from dpagent.protocol.messages import Fragment, Plan
 from dpagent.protocol.topics import Topics
 from dpagent.storage import transaction
 from dpagent.transport.events import Acknowledged, Connected
@@ -211,6 +213,72 @@ def test_what_no_receipt_names_goes_again_and_what_one_names_does_not(
     assert sorted(line.sent[6:]) == [message(number) for number in range(2, 6)]
     state.mark_counted([digest(number) for number in range(6)], 0.0)
     assert publisher.due_in_s() == math.inf
+
+
+OWN = PLAN.model_copy(update={"receipts": "fragment"})
+
+
+def spool_fragments(state: AgentState, count: int, due_at: float) -> list[SpooledFragment]:
+    """Fragments whose receipts have topics of their own, all due at one time."""
+    fragments = [
+        replace(SpooledFragment.of(Fragment(1, number, os.urandom(16), b"payload")), due_at=due_at)
+        for number in range(count)
+    ]
+    with transaction(state.connection):
+        state.spool.put(PLAN.job.hex(), PLAN.round, fragments)
+    return fragments
+
+
+def test_a_fragment_leaves_once_its_receipt_is_heard_and_that_ends_when_it_would_leave_again(
+    state: AgentState, line: Line, publisher: Publisher, clock: MovableClock
+) -> None:
+    topics, began_at = Topics("testers"), clock.monotonic()
+    first, second = spool_fragments(state, 2, began_at)
+    publisher.open_window(OWN, began_at)
+    publisher.publish_due()
+    own = [topics.receipt(each.receipt_place) for each in (first, second)]
+    assert sorted(line.heard) == sorted(own)
+    assert [step for step, _ in line.steps] == ["hear", "publish"] * 2
+    times = dict(state.connection.execute("SELECT digest, due_at FROM times").fetchall())
+    ends_at = [times[each.digest] for each in (first, second)]
+    clock.advance(0.1)
+    state.mark_counted([first.digest], 0.0)
+    publisher.publish_due()
+    assert len(line.steps) == 4, "a receipt changes nothing that can be seen"
+    while clock.monotonic() < began_at + 10.0:
+        now = clock.monotonic()
+        assert publisher.due_in_s() <= min((at - now for at in ends_at if at > now), default=10.0)
+        clock.advance(0.01)
+        publisher.publish_due()
+        assert (own[0] in line.heard) is (clock.monotonic() < ends_at[0])
+        assert own[1] in line.heard, "sent again without a receipt, it is heard on"
+    assert line.steps.count(("hear", own[1])) == 1
+    assert sum(step == "publish" for step, _ in line.steps) == 3
+
+
+def test_a_subscription_ends_also_where_nothing_may_leave(
+    state: AgentState, line: Line, publisher: Publisher, clock: MovableClock
+) -> None:
+    """The round is over, or the broker takes nothing: the end tells neither."""
+    spool_fragments(state, 1, clock.monotonic())
+    publisher.open_window(OWN, clock.monotonic())
+    publisher.publish_due()
+    publisher.close_window()
+    line.room = 0
+    assert 5.0 <= publisher.due_in_s() <= 10.0
+    clock.advance(10.0)
+    publisher.publish_due()
+    assert line.heard == set()
+    assert publisher.due_in_s() == math.inf
+
+
+def test_where_receipts_go_to_all_nothing_is_heard_besides(
+    state: AgentState, line: Line, publisher: Publisher, clock: MovableClock
+) -> None:
+    spool_fragments(state, 3, clock.monotonic())
+    publisher.open_window(PLAN, clock.monotonic())
+    publisher.publish_due()
+    assert {step for step, _ in line.steps} == {"publish"}
 
 
 def test_through_a_mixer_nothing_goes_again_before_the_window_is_over(

@@ -31,8 +31,8 @@ from agent.settings import AgentSettings, load_agent_settings, on_board
 from agent.status import Doing, Link, RoundStatus, Status, StatusFile
 from cli.status import lines_of
 from dpagent.errors import ExitCode
-from dpagent.protocol.fragments import receipt_digest
 from dpagent.protocol.messages import Receipts
+from dpagent.protocol.receipts import receipt_digest
 from dpagent.protocol.sealing import Opener, new_sealing_secret
 from dpagent.protocol.signing import Signer
 from dpagent.protocol.weights import weights_to_bytes

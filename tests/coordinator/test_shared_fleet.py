@@ -27,6 +27,9 @@ from coordinator.worker import Worker
 from dpagent import __version__
 from dpagent.diagnosis import Finding
 from dpagent.errors import BrokerError, ConfigurationError, ExitCode, StateInUseError
+from dpagent.protocol.codec import decode
+from dpagent.protocol.messages import Fragment
+from dpagent.protocol.receipts import receipt_digest, receipt_place
 from dpagent.storage import StateDirectory
 
 DEVICES = 12
@@ -104,6 +107,35 @@ def test_another_coordinator_stands_by_and_takes_the_place_of_one_that_is_killed
     assert fleet.plan(observer).round == 1
     second.process.send_signal(signal.SIGTERM)
     assert second.wait() == ExitCode.OK
+
+
+def test_workers_publish_receipts_on_topics_of_their_own_while_nobody_leads(
+    tmp_path: Path, mosquitto: Broker, postgresql: Postgresql, programs: ExitStack
+) -> None:
+    """The leader signs what goes to all; these need no signature. Before, nobody had a receipt until another
+    one led."""
+    fleet = SharedFleet(tmp_path, mosquitto, postgresql, "own", devices=2, rounds=1, receipts="fragment")
+    observer = programs.enter_context(Observer(mosquitto, fleet.name))
+    coordinator, worker = programs.enter_context(fleet.coordinator()), programs.enter_context(fleet.worker())
+    wait_until(lambda: "round 1 is counted" in worker.said(), "the worker")
+    plan = fleet.plan(observer)
+    coordinator.kill()
+    fragments = fragments_of(plan, 2)
+    send(observer, plan, fragments)
+    ids = [decode(each, Fragment).id for each in fragments]
+    wanted = {(observer.topics.receipt(receipt_place(each)), receipt_digest(each)) for each in ids}
+
+    def own() -> set[tuple[str, bytes]]:
+        return {
+            (message.topic, bytes(message.payload))
+            for message in observer.seen
+            if message.topic.startswith(observer.topics.receipt(""))
+        }
+
+    wait_until(lambda: own() == wanted, "receipts of all")
+    assert observer.receipts == []
+    with fleet.database() as database:
+        assert database.execute("SELECT count(*) FROM receipts").fetchone()[0] == 0
 
 
 def test_a_coordinator_that_stands_by_is_stopped_at_once(fleet: SharedFleet, programs: ExitStack) -> None:

@@ -30,7 +30,7 @@ from dpagent import faults
 from dpagent.errors import StorageError
 from dpagent.faults import FaultPoint
 from dpagent.learning.inference.evaluation import Evaluation
-from dpagent.protocol.fragments import receipt_digest
+from dpagent.protocol.receipts import receipt_digest
 
 BLOCK = 7
 WEIGHTS = np.array([0.1, -0.0, np.inf, 1e-40], np.float32)

@@ -16,6 +16,7 @@ from agent.probes import probe_for
 from coordinator.blind_signing import PrivateKey, _signer
 from coordinator.cycle import Verdict as Close
 from coordinator.daemon import Coordinator
+from coordinator.own_receipts import HELD_S
 from coordinator.registry import Entry
 from coordinator.running_job import RunningJob
 from coordinator.settings import load_fleet_settings
@@ -183,7 +184,7 @@ def test_a_probe_has_a_receipt_whenever_it_comes_and_counts_for_nothing(
 ) -> None:
     """In a full block, and once its round is closed: a board goes on by it."""
     receipts: list[bytes] = []
-    monkeypatch.setattr(desk.running.cycle._intake, "_acknowledge", receipts.extend)
+    monkeypatch.setattr(desk.running.cycle._intake, "_acknowledge", lambda ids, *_: receipts.extend(ids))
     early, late, later = (
         decode(as_sent(probe_for(desk.plan).message, desk.plan), Fragment) for _ in range(3)
     )
@@ -226,6 +227,9 @@ def test_a_round_does_not_wait_for_members_that_declined_or_were_refused(tmp_pat
     desk.clock.advance(-0.02)
     assert cycle.progress().verdict is Close.COLLECT, "honest boards have had no time yet"
     desk.clock.advance(0.02)
+    cycle.advance()
+    assert desk.running.store.closed_rounds() == 0, "the receipts of what came last leave first"
+    desk.clock.advance(2 * HELD_S)
     cycle.advance()
     assert desk.running.store.closed_rounds() == 1
     desk.coordinator.close()

@@ -88,6 +88,8 @@ class Capture:
         self.plan_digests: dict[int, set[bytes]] = defaultdict(set)
         self.chunks: dict[tuple[bytes, int], bytes] = {}
         self.receipted: set[bytes] = set()
+        self.own_receipts: set[tuple[str, bytes]] = set()
+        """Topics and messages of receipts that go to one device each."""
         self.to_mixer: list[bytes] = []
         """Messages as they were sent to the mixer."""
         self._entered: set[bytes] = set()
@@ -115,7 +117,7 @@ class Capture:
 
     def _take_message(self, sender: str, topic: str, payload: bytes) -> None:
         base = f"dpagent/v1/{self._fleet}/"
-        kind = topic.removeprefix(base).partition("/")[0]
+        kind, _, place = topic.removeprefix(base).partition("/")
         if kind == "mixer":
             self._take_mixed(sender, payload)
             return
@@ -124,6 +126,11 @@ class Capture:
                 self._take_fragment(sender, payload)
             else:
                 self._take_departure(sender, payload)
+            return
+        if kind == "receipts" and place:
+            counts = sender == "coordinator" or sender.startswith("worker")
+            self._promises.expect(counts, f"{sender} published on {topic}")
+            self.own_receipts.add((topic, payload))
             return
         self._promises.expect(sender == "coordinator", f"{sender} published on {topic}")
         name = {"plan": "plan", "model": "model", "asset": "model", "receipts": "receipts"}[kind]

@@ -13,7 +13,8 @@ while programs run. The promises:
 * The rounds of a device are in the states that its ledger and its spool say.
 * A device that publishes dummies for a round publishes no fragment for it; they have no values.
 * The coordinator counts captured fragments, each once, no more in a block than it has seats, and their values
-  as they were sent. Whatever has a receipt is counted, or is a dummy or a probe.
+  as they were sent. Whatever has a receipt is counted, or is a dummy or a probe; and a receipt on a topic of
+  its own is of the fragment whose topic it is.
 * With a mixer, devices publish to it alone, and it publishes what they sent, each message once, however often
   it was killed and whatever the broker delivers to it again.
 * A closed round's model is that of the round before and the exact sums of the captured fragments that count,
@@ -103,6 +104,7 @@ class Checker:
         self._promises.broken = []
         self.capture.read_on()
         captured, receipted = dict(self.capture.fragments), set(self.capture.receipted)
+        own_receipts = set(self.capture.own_receipts)
         dummies = dict(self.capture.dummies)
         devices = {name: self._device(name, path) for name, path in self._at.devices.items()}
         bystanders = {name: self._device(name, path) for name, path in self._at.bystanders.items()}
@@ -113,9 +115,12 @@ class Checker:
         file = self._at.coordinator / "coordinator.db"
         with view_shared(self._at.postgresql, file, self._promises) as connection:
             if connection is None:
-                self._expect(not captured and not receipted, "there are fragments and no coordinator")
+                self._expect(
+                    not captured and not receipted and not own_receipts,
+                    "there are fragments and no coordinator",
+                )
             else:
-                self._check_coordinator(connection, receipted, devices)
+                self._check_coordinator(connection, receipted, own_receipts, devices)
                 if at_the_end:
                     self._check_end(connection, devices)
         return self._promises.broken
@@ -231,7 +236,13 @@ class Checker:
 
     # The coordinator.
 
-    def _check_coordinator(self, connection: Any, receipted: set[bytes], devices: dict[str, Device]) -> None:
+    def _check_coordinator(
+        self,
+        connection: Any,
+        receipted: set[bytes],
+        own_receipts: set[tuple[str, bytes]],
+        devices: dict[str, Device],
+    ) -> None:
         counted = {
             identity: (number, position)
             for identity, number, position in connection.execute("SELECT id, round, position FROM fragments")
@@ -269,6 +280,13 @@ class Checker:
             row[start : start + 16] for (row,) in left for start in range(0, len(row), 16)
         }
         self._expect(receipted <= digests, f"{len(receipted - digests)} receipts for what is not counted")
+        own = {
+            (second_client.receipt_topic(identity, self._at.fleet), second_client.receipt(identity))
+            for identity in (*counted, *empty)
+        }
+        self._expect(
+            own_receipts <= own, f"{len(own_receipts - own)} receipts of their own for what is not counted"
+        )
         for name, device in devices.items():
             done = {digest for digest, (_, state, _) in device.fragments.items() if state == "counted"}
             self._expect(done <= digests, f"{name}: dropped {len(done - digests)} that are not counted")

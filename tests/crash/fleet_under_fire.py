@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple
@@ -20,12 +21,15 @@ from typing import Any, Final, NamedTuple
 from brokers import Broker, wait_until
 from children import PATIENCE_S
 from crash.checker import Checker, Places
+from cryptography.hazmat.primitives.asymmetric import ec
 from fleets import DIGITS, write_agent, write_fleet, write_shared
+from members import certified, new_authority, written
 from mixers import key_of, write_mixer
 from observers import Observer
 from postgresql import Postgresql
 from wiretaps import Wiretap
 
+from coordinator.authority import AuthorityFiles
 from coordinator.keys import load_opener, load_signer
 from coordinator.settings import load_fleet_settings
 from dpagent.faults import FaultPoint
@@ -233,6 +237,7 @@ class FleetUnderFire:
         is_mixed: whether fragments pass through a mixer, to which the broker delivers all that it has seen
             again after each kill.
         postgresql: keeps the coordinator's state, which another one and two workers share then.
+        own_receipts: whether devices have certificates, and each receipt has a topic of its own.
     """
 
     def __init__(
@@ -244,6 +249,7 @@ class FleetUnderFire:
         deadline_s: float = PATIENT_S,
         is_mixed: bool = False,
         postgresql: Postgresql | None = None,
+        own_receipts: bool = False,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._launcher = start
@@ -257,10 +263,30 @@ class FleetUnderFire:
             schema = postgresql.new_schema()
             shared = {"store": postgresql.settings(schema)}
         self.broker = Broker("mosquitto", directory, protocol="5").start()
-        self._wiretap = Wiretap(directory, self.broker, self.programs)
+        boards = (*DEVICES, BYSTANDER)
+        authority = new_authority(directory / COORDINATOR / "members", NAME) if own_receipts else None
+        if authority is None:
+            self._wiretap = Wiretap(directory, self.broker, self.programs)
+        else:
+            server = ec.generate_private_key(ec.SECP256R1())
+            certificate = authority.issue_server(
+                server.public_key(), ["127.0.0.1"], days=1, now=datetime.now(UTC)
+            )
+            pair = written(directory, "wiretap", certificate, server)
+            self._wiretap = Wiretap(directory, self.broker, self.programs, over_tls=boards, pair=pair)
 
         def mqtt(name: str) -> dict[str, Any]:
-            return self.broker.values | {"url": self._wiretap.url(name)}
+            values = self.broker.values | {"url": self._wiretap.url(name)}
+            if authority is None or name not in boards:
+                return values
+            identity = certified(authority)
+            own = written(directory, name, identity.certificate, identity.private_key)
+            ca_file = AuthorityFiles(directory / COORDINATOR / "members").certificate
+            return (
+                values
+                | dict(zip(("cert_file", "key_file"), map(str, own), strict=True))
+                | {"ca_file": str(ca_file)}
+            )
 
         self._files: dict[str, Path] = {}
         mixer_key = None
@@ -276,13 +302,13 @@ class FleetUnderFire:
             mixer_key=mixer_key,
             round=_ROUND | {"deadline_s": deadline_s},
             mqtt=mqtt(COORDINATOR), optimiser={"learning_rate": _LEARNING_RATE, "momentum": 0.0},
-            **METHODS[method], **shared,
+            receipts="fragment" if own_receipts else "fleet", **METHODS[method], **shared,
         )  # fmt: skip
         settings = load_fleet_settings(file)
         key = load_signer(settings.keys_dir, NAME).public_key
         load_opener(settings.keys_dir, NAME)
         self._files[COORDINATOR] = file
-        for number, name in enumerate((*DEVICES, BYSTANDER)):
+        for number, name in enumerate(boards):
             limits = {"dummy_traffic": True, "allow_unproven": name != BYSTANDER}
             limits |= {"maximum_job_epsilon": 1e-6} if name == BYSTANDER else {}
             self._files[name] = write_agent(

@@ -203,6 +203,25 @@ def a_fragment_is_dropped_without_being_counted(fleet: Path) -> None:
         connection.execute("UPDATE fragments SET state = 'expired' WHERE round = 1")
 
 
+def own_receipt(fleet: Path, sender: str, topic_of: bytes, digest_of: bytes) -> None:
+    topic = second_client.receipt_topic(topic_of, NAME).removeprefix(f"dpagent/v1/{NAME}/")
+    publish(fleet, sender, topic, second_client.receipt(digest_of))
+
+
+def a_receipt_of_its_own_is_of_nothing(fleet: Path) -> None:
+    own_receipt(fleet, "coordinator", bytes(16), bytes(16))
+
+
+def a_receipt_comes_on_another_fragments_topic(fleet: Path) -> None:
+    one, another, *_ = seen(fleet).capture.fragments
+    own_receipt(fleet, "coordinator", one, another)
+
+
+def a_device_publishes_a_receipt(fleet: Path) -> None:
+    one, *_ = seen(fleet).capture.fragments
+    own_receipt(fleet, DEVICE, one, one)
+
+
 BREAKS = [
     (a_charge_is_missing, "published and not charged"),
     (a_round_is_charged_twice, "was charged 2 times"),
@@ -215,6 +234,9 @@ BREAKS = [
     (a_dummy_has_values, "a dummy that has values"),
     (a_round_is_announced_with_another_plan, "another plan"),
     (a_receipted_fragment_is_not_counted, "1 receipts for what is not counted"),
+    (a_receipt_of_its_own_is_of_nothing, "1 receipts of their own for what is not counted"),
+    (a_receipt_comes_on_another_fragments_topic, "1 receipts of their own for what is not counted"),
+    (a_device_publishes_a_receipt, f"{DEVICE} published on"),
     (something_is_counted_that_nobody_sent, "nobody sent"),
     (a_fragment_is_summed_twice, "its model is not that of the captured fragments"),
     (a_value_changes_on_its_way_to_the_sum, "the values of"),

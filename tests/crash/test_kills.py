@@ -77,6 +77,30 @@ def test_every_fault_point_of_a_mixer_is_survived_and_nothing_leaves_it_twice(
     assert outcome.replayed > 0
 
 
+def test_with_receipts_on_topics_of_their_own_a_job_is_done_whatever_is_killed_at_random(
+    tmp_path: Path, programs: Launcher
+) -> None:
+    kills = RandomKills(seed=18, most=6)
+    with FleetUnderFire(tmp_path, programs, own_receipts=True) as fleet:
+        outcome = fleet.run(kills.fault, kills.strike)
+    assert outcome.broken == []
+    assert outcome.kills.total() >= 3
+    assert len(fleet.checker.capture.own_receipts) >= len(fleet.checker.capture.fragments)
+    assert not fleet.checker.capture.receipted
+
+
+@pytest.mark.slow
+def test_with_receipts_of_workers_a_job_is_done_whatever_is_killed_at_random(
+    tmp_path: Path, programs: Launcher, postgresql: Postgresql
+) -> None:
+    kills = RandomKills(seed=19, most=12, programs=SHARED_PROGRAMS)
+    with FleetUnderFire(tmp_path, programs, postgresql=postgresql, own_receipts=True) as fleet:
+        outcome = fleet.run(kills.fault, kills.strike)
+    assert outcome.broken == []
+    assert outcome.kills.total() >= 5
+    assert not fleet.checker.capture.receipted
+
+
 @pytest.mark.slow
 def test_a_job_through_a_mixer_is_done_whatever_is_killed_at_random(
     tmp_path: Path, programs: Launcher

@@ -1,7 +1,8 @@
 """Stands between the programs and the broker and writes down what they publish; a process of its own.
 
-``python -I wiretap.py BROKER_PORT CAPTURE NAME...`` listens on a loopback port for each name and prints the
-ports as JSON. Each publication of a client is on record before the broker is given its first byte, so the
+``python -I wiretap.py BROKER_PORT CAPTURE CERTIFICATE:KEY NAME...`` listens on a loopback port for each name
+and prints the ports as JSON; names that end with ``+tls`` are spoken to over TLS, which needs the certificate
+and its key. Each publication of a client is on record before the broker is given its first byte, so the
 record lacks nothing that the broker or a subscriber ever had. A record is its length in four bytes and a CBOR
 map: ``sender``, ``topic``, ``payload``. It shares no code with the programs.
 """
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import os
+import ssl
 import sys
 from collections.abc import Iterator
 
@@ -99,14 +101,25 @@ async def relay(
                 each.close()
 
 
-async def serve(port: int, capture: int, names: list[str]) -> None:
+def context_of(pair: str) -> ssl.SSLContext | None:
+    certificate, _, key = pair.partition(":")
+    if not certificate:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+async def serve(port: int, capture: int, tls: ssl.SSLContext | None, names: list[str]) -> None:
     """Listen for every name until the process ends."""
     ports: dict[str, int] = {}
     servers = []
-    for name in names:
+    for each in names:
+        name = each.removesuffix("+tls")
         server = await asyncio.start_server(
-            lambda reader, writer, name=name: relay(name, port, capture, reader, writer), "127.0.0.1", 0
-        )
+            lambda reader, writer, name=name: relay(name, port, capture, reader, writer), "127.0.0.1", 0,
+            ssl=None if name == each else tls,
+        )  # fmt: skip
         servers.append(server)
         ports[name] = server.sockets[0].getsockname()[1]
     print(json.dumps(ports), flush=True)
@@ -115,4 +128,4 @@ async def serve(port: int, capture: int, names: list[str]) -> None:
 
 if __name__ == "__main__":
     file = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    asyncio.run(serve(int(sys.argv[1]), file, sys.argv[3:]))
+    asyncio.run(serve(int(sys.argv[1]), file, context_of(sys.argv[3]), sys.argv[4:]))

@@ -9,6 +9,7 @@ import pytest
 from brokers import wait_until
 from clocks import MovableClock
 from daemons import agent_thread, attentive_daemons, coordinator_thread
+from lone_agents import rows
 from observers import Observer
 from token_fleets import TokenFleet
 from watched_fleets import charges
@@ -57,3 +58,12 @@ def test_a_job_runs_with_tokens(tmp_path: Path, new_broker: Any, linkability: st
     assert granted(fleet) == {(device, number) for device in devices for number in range(1, ROUNDS + 1)}
     for end in ("/ask", "/answer", "/fragments"):
         assert len({len(payload) for payload in fleet.of_topic(observer, end)}) == 1, end
+    # Each receipt went to one board, before the plan that ends its round.
+    assert observer.receipts == []
+    own = [message for message in observer.seen if "/receipts/" in message.topic]
+    assert len({message.topic for message in own}) >= 2 * ROUNDS * (fleet.blocks + 1)
+    assert {len(message.payload) for message in own} == {16}
+    for file in files:
+        assert rows(file, "SELECT state, count(*) FROM fragments GROUP BY state") == [
+            ("counted", ROUNDS * fleet.blocks)
+        ]

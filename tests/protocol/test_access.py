@@ -22,14 +22,14 @@ def test_every_topic_is_written_by_one_side_and_read_by_another() -> None:
             assert readers - writers
 
 
-def test_an_enrolled_board_asks_for_tokens_in_its_own_name_and_compares_keys_with_others() -> None:
+def test_an_enrolled_board_asks_in_its_own_name_compares_keys_and_hears_receipts() -> None:
     without = rights_of(TOPICS, mixed=False, enrolled=False)
     more = set(rights_of(TOPICS, mixed=False, enrolled=True)) - set(without)
     own = {(right.may, right.topics) for right in more if right.role is Role.BOARD}
     assert own == {
         ("read", TOPICS.token_keys), ("read", TOPICS.answer(OWN)), ("write", TOPICS.ask(OWN)),
         ("read", TOPICS.witness), ("write", TOPICS.witness),
-        ("read", TOPICS.evidence), ("write", TOPICS.evidence),
+        ("read", TOPICS.evidence), ("write", TOPICS.evidence), ("read", TOPICS.own_receipts),
     }  # fmt: skip
 
 

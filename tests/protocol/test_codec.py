@@ -301,6 +301,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("sealing_key", [b"x" * 32], [b"x" * 31, b"x" * 33, "x" * 32]),
     ("linkability", ["fragment", "round", "none"], ["device", "", None, 1]),
     ("mixer", [None, b"x" * 32], [b"x" * 31, b"x" * 33, "x" * 32]),
+    ("receipts", ["fragment", "fleet"], ["device", "", None, 1]),
     ("deadline", [0.0, 4e9], [-1.0]),
     ("compute_slot_s", [1e-3, 86_400.0], [0.0, 5e-324, 9e-4, 86_401.0]),
     ("jitter_window_s", [0.0, 86_400.0], [-1.0, 86_401.0]),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpagent.protocol.codec import MessageError, encode
 from dpagent.protocol.dummies import as_sent, dummies_for
-from dpagent.protocol.fragments import block_count, cut, read_block, receipt_digest, require_place
+from dpagent.protocol.fragments import block_count, cut, read_block, require_place
 from dpagent.protocol.messages import MAX_MESSAGE_BYTES, MAX_PAYLOAD_BYTES, Plan
 from dpagent.protocol.packing import least_payload_bytes
 from dpagent.protocol.sealing import Opener, new_sealing_secret, seal
@@ -116,11 +116,3 @@ def test_a_fragment_without_a_place_in_the_update_is_refused() -> None:
     with pytest.raises(MessageError) as caught:
         read_block(dummy, plan.wire, 10)
     assert caught.value.reason == "bad values"
-
-
-def test_receipt_digests_do_not_give_the_id_away() -> None:
-    ids = [bytes([number]) * 16 for number in range(100)]
-    digests = [receipt_digest(identity) for identity in ids]
-    assert len(set(digests)) == 100
-    assert {len(digest) for digest in digests} == {16}
-    assert not set(digests) & set(ids)

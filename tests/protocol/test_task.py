@@ -233,7 +233,7 @@ OTHERS = {
     "release.step": 3, "model.precision": "int8",
     "release.cap.kind": "clamp", "release.cap.where": "device",
     "release.mechanism.name": "another", "assets": [{"role": "projection", "digest": bytes(32), "size": 1}],
-    "mixer": bytes(32),
+    "mixer": bytes(32), "receipts": "fragment",
     "release.augmentation": VIEWS, "release.projection": {"values": 64, "record_norm": 1.0},
 }  # fmt: skip
 

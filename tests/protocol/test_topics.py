@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from dpagent.protocol.receipts import receipt_place
 from dpagent.protocol.topics import FleetName, Topics
 
 BAD = [
@@ -44,10 +45,12 @@ def test_good_names_make_topics_below_their_own_level(fleet: str) -> None:
     assert TypeAdapter(FleetName).validate_python(fleet) == fleet
     topics = Topics(fleet)
     names = [topics.plan, topics.model_chunk(0), topics.model_chunks, topics.fragments, topics.receipts]
+    names += [topics.own_receipts, topics.receipt(receipt_place(bytes(16)))]
     assert len(set(names)) == len(names)
     for name in names:
         assert name.startswith(f"dpagent/v1/{fleet}/")
         assert name.count("/") <= 4
+    assert topics.receipt("a" * 32) == topics.own_receipts.replace("+", "a" * 32)
     assert topics.model_chunk(17) == topics.model_chunks.replace("+", "17")
 
 

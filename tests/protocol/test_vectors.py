@@ -30,6 +30,7 @@ from dpagent.protocol.fragments import cut, read_block
 from dpagent.protocol.messages import Fragment, Layout, ModelChunk, Plan, Receipts
 from dpagent.protocol.mixing import Inner, OuterOpener, key_text, plan_digest, seal_for
 from dpagent.protocol.packing import pack, unpack
+from dpagent.protocol.receipts import receipt_digest, receipt_place
 from dpagent.protocol.sealing import Opener, seal
 from dpagent.protocol.signing import SignedKind, Verifier
 from dpagent.protocol.task import RoundTask
@@ -308,6 +309,30 @@ def test_the_second_client_runs_the_round_of_the_vectors() -> None:
         device.receive(receipts["topic"], bytes.fromhex(receipts["envelope"]))
         assert not device.pending
     assert coordinator.mean() == pytest.approx(FILES["fragment"]["mean"], rel=1e-12)
+
+
+def test_both_clients_have_the_same_receipts_on_topics_of_their_own() -> None:
+    topics, fragments = Topics(NAME), FILES["fragment"]["vectors"]
+    for vector, own in zip(fragments, FILES["receipts"]["own"], strict=True):
+        identity, message = bytes.fromhex(own["id"]), bytes.fromhex(own["message"])
+        assert vector["message"]["id"] == f"h'{own['id']}'"
+        assert topics.receipt(receipt_place(identity)) == own["topic"]
+        assert second_client.receipt_topic(identity, NAME) == own["topic"]
+        assert (receipt_digest(identity), second_client.receipt(identity)) == (message, message)
+
+
+def test_the_second_client_hears_a_receipt_on_its_own_topic() -> None:
+    device = second_device()
+    assert device.plan is not None
+    device.plan |= {"receipts": "fragment"}
+    device.send([0] * 6, lambda size: os.urandom(size))
+    waiting = dict(zip(device.heard, device.pending, strict=True))
+    assert len(waiting) == 2
+    for topic, digest in waiting.items():
+        device.receive(topic, bytes(16))
+        assert digest in device.pending
+        device.receive(topic, digest)
+        assert digest not in device.pending
 
 
 def test_the_second_client_sends_the_round_of_the_vectors_through_its_mixer() -> None:

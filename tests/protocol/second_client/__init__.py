@@ -29,7 +29,7 @@ from .payloads import (
     with_noise,
 )
 from .plans import dimension, group_edges, plan_digest, read_plan, update_unit, wire_unit
-from .sides import CHUNK_BYTES, Coordinator, Device, Mixer, receipt, weights_of
+from .sides import CHUNK_BYTES, Coordinator, Device, Mixer, receipt, receipt_topic, weights_of
 
 __all__ = [
     "CHUNK_BYTES",
@@ -53,6 +53,7 @@ __all__ = [
     "plan_digest",
     "read_plan",
     "receipt",
+    "receipt_topic",
     "seal",
     "seal_to_mixer",
     "sign",

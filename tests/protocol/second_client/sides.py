@@ -23,8 +23,17 @@ def weights_of(data: bytes, count: int, precision: str) -> tuple[float, ...]:
     return tuple(step * scales[place // 64] for place, step in enumerate(steps))
 
 
+def _receipt_halves(identity: bytes) -> tuple[bytes, bytes]:
+    both = hashlib.sha256(b"dpagent v1 receipt\0" + identity).digest()
+    return both[:16], both[16:]
+
+
 def receipt(identity: bytes) -> bytes:
-    return hashlib.sha256(identity).digest()[:16]
+    return _receipt_halves(identity)[1]
+
+
+def receipt_topic(identity: bytes, fleet: str) -> str:
+    return f"dpagent/v1/{fleet}/receipts/{_receipt_halves(identity)[0].hex()}"
 
 
 class Device:
@@ -35,6 +44,8 @@ class Device:
         self.plan: dict[str, Any] | None = None
         self.chunks: dict[tuple[bytes, int], bytes] = {}
         self.pending: dict[bytes, bytes] = {}
+        self.heard: list[str] = []
+        """Topics to subscribe to before messages are published, where receipts have topics of their own."""
 
     def receive(self, topic: str, data: bytes) -> None:
         match topic.removeprefix(f"dpagent/v1/{self.fleet}/").split("/"):
@@ -46,6 +57,8 @@ class Device:
                     raise Rejected("malformed")
                 for start in range(0, len(digests), 16):
                     self.pending.pop(digests[start : start + 16], None)
+            case ["receipts", _]:
+                self.pending.pop(data, None)
             case ["model", _] | ["asset", _, _]:
                 chunk = open_signed(data, "model", self.fleet, self.public_key)
                 if len(chunk) < 36:
@@ -94,6 +107,8 @@ class Device:
                     message, plan_digest(plan), self.fleet, plan["mixer"], random_bytes(32)
                 )
             self.pending[receipt(identity)] = message
+            if plan["receipts"] == "fragment":
+                self.heard.append(receipt_topic(identity, self.fleet))
         return list(self.pending.values())
 
 
