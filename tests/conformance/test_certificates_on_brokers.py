@@ -16,6 +16,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from servers import BOARDS, FLEET, SOFTWARE, Server
 
 from benchmarks.certificates import broker_certificate
+from dpagent.protocol.receipts import receipt_place
 from dpagent.protocol.topics import Topics
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(600)]
@@ -68,8 +69,8 @@ class Client:
     def is_let_in(self) -> bool:
         return self._client.is_connected()
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        self._client.publish(topic, payload, qos=1, retain=retain)
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False, quality: int = 1) -> None:
+        self._client.publish(topic, payload, qos=quality, retain=retain)
 
     def close(self) -> None:
         self._client.disconnect()
@@ -111,6 +112,26 @@ def test_a_certificate_is_a_boards_login_and_gives_it_a_boards_rights(guarded: S
         board.publish(TOPICS.fragments, b"fragment")
         wait_until(lambda: center.heard, "the fragment")
         assert center.heard == [(TOPICS.fragments, b"fragment")]
+
+
+def test_a_board_hears_its_own_receipts_and_the_coordinator_alone_makes_them(guarded: Server) -> None:
+    """At QoS 0, and as soon as the subscription was sent: the fragment follows it on the same connection."""
+    pairs, coordinator = guarded.certificates.clients, "coordinator"
+    own, others = (TOPICS.receipt(receipt_place(each * 16)) for each in (b"1", b"2"))
+    with (
+        client(guarded, pairs[coordinator], coordinator, TOPICS.fragments) as center,
+        client(guarded, pairs[BOARDS[0]], None, own) as board,
+    ):
+        wait_until(center.subscribed.is_set, "the coordinator's subscription")
+        wait_until(board.subscribed.is_set, "the board's subscription")
+        with client(guarded, pairs[BOARDS[1]]) as forger:
+            wait_until(forger.is_let_in, "the other board's login")
+            forger.publish(own, b"forged")
+            wait_until(forger.answered.is_set, "an answer, or the end of the connection")
+        center.publish(others, b"another's", quality=0)
+        center.publish(own, b"receipt", quality=0)
+        wait_until(lambda: board.heard, "the receipt")
+        assert board.heard == [(own, b"receipt")]
 
 
 def test_who_has_no_certificate_of_the_authority_does_not_get_in(guarded: Server, tmp_path: Path) -> None:
