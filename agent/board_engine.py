@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Final
 
+from agent.engine_file import EngineFile, KeptChoice
 from agent.marked_log import PRIVATE
 from agent.profile import Profile
 from agent.settings import AgentSettings
@@ -27,7 +26,6 @@ from dpagent.learning.training.parallel_engine import ParallelEngine
 from dpagent.norm import Norm
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.task import RoundTask
-from dpagent.storage import write_atomically
 from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
@@ -89,7 +87,7 @@ class BoardEngine:
 
     def _make(self, bench: Bench, purpose: str) -> Engine:
         """The configured engine, the one chosen before, or the faster one."""
-        file = self._settings.state_dir / "engine.json"
+        file = EngineFile(self._settings.state_dir)
         told = self._settings.engine
         kinds = [_KINDS[told]] if told in _KINDS else [*_KINDS.values()]
         is_given = len(kinds) == bench.processes == 1 and bench.memory_mib is None
@@ -106,9 +104,8 @@ class BoardEngine:
         best = fastest(trials)
         results = "; ".join(map(_result, trials))
         log.info("engine for %s: %s (%s)", bench.spec.name, best.kind, results)
-        kept = {"purpose": purpose, "engine": best.kind, "processes": best.processes}
         try:
-            write_atomically(file, json.dumps(kept).encode())
+            file.save(purpose, KeptChoice(best.kind, best.processes))
         except StorageError as error:  # How full the disk is must not show: records may lie on it.
             log.warning("the choice of the engine is made again at the next start: %s", error, extra=PRIVATE)
         return engine
@@ -147,14 +144,11 @@ def _version(package: str) -> str:
         return "absent"
 
 
-def _choice_kept(file: Path, purpose: str) -> tuple[EngineKind, int] | None:
+def _choice_kept(file: EngineFile, purpose: str) -> tuple[EngineKind, int] | None:
     """The kind and its processes; the purpose says how many there may be at most."""
+    if (kept := file.load(purpose)) is None:
+        return None
     try:
-        kept = json.loads(file.read_bytes())
-        if kept["purpose"] == purpose:
-            return _KINDS[kept["engine"]], require_count(
-                "processes", kept["processes"], maximum=MAX_PROCESSES
-            )
-    except (OSError, ValueError, KeyError, TypeError, ParameterError):
-        pass
-    return None
+        return _KINDS[kept.engine], require_count("processes", kept.processes, maximum=MAX_PROCESSES)
+    except (KeyError, ParameterError):
+        return None

@@ -17,6 +17,7 @@ from agent.cycle import Cycle
 from agent.database import ledger_errors
 from agent.disk_writes import DiskWrites
 from agent.energy import EnergyMeter
+from agent.engine_file import EngineFile
 from agent.governor import Governor, require_public_room
 from agent.latest_model import LatestModel, current_asset
 from agent.ledger_room import LedgerRoom
@@ -114,6 +115,8 @@ class Agent:
             size = settings.data.features_mib << 20
             assert settings.data.max_records is not None  # or there were no records
             reserve(settings.state_dir, size, settings.data.max_records)
+            EngineFile(settings.state_dir).take_room()
+            self._renewal = Renewal(settings, self._clock)
             if size <= CACHED_BYTES:
                 keep_in_memory(settings.state_dir)
         except BaseException:
@@ -166,7 +169,6 @@ class Agent:
             meter=EnergyMeter(sensors.root, self._clock),
             clock=self._clock,
         )
-        self._renewal = Renewal(settings, self._clock)
         self._reported_bytes = (0, 0)
         self._rejected = 0
         self._latest_model = LatestModel(settings, self._clock)

@@ -35,7 +35,7 @@ _CHARGE_BYTES: Final = 1_536
 """Of a charge, and of what is remembered of its job."""
 _SETTLED_BYTES: Final = 320
 _FIXED_BYTES: Final = 3 << 20
-"""Of the last rounds, and the counters."""
+"""Of the last rounds, each with the longest reason, and the counters."""
 _TOKEN_BYTES: Final = 10 << 20
 """Of the requests for tokens that are kept, 64 of at most 224, and of lists of keys."""
 _PACKED: Final = 1.25

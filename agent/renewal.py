@@ -4,11 +4,16 @@ When two thirds of its life are over, the certificate is renewed at the fleet's 
 thread of its own: no round waits for that, and when it happens follows from dates alone. The new one takes
 the place of the file; connections to the broker read it as they begin, and the one that is open stays. The
 key stays, so that a crash leaves no certificate without its key.
+
+Who issues certificates chooses how long they are, and sees by name who asks for one again. So the file has
+one size, and the next one's room is taken when the agent starts: how full the disk is, on which records may
+lie, does not show.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import random
 import threading
 from datetime import UTC, datetime
@@ -18,13 +23,15 @@ from typing import Final
 from agent.settings import AgentSettings
 from dpagent.clock import Clock
 from dpagent.errors import DpagentError
-from dpagent.storage import write_atomically
+from dpagent.storage import disk_errors, real_path, take_room_for, write_over_spare
 
 log = logging.getLogger(__name__)
 
 _LONGEST_LOOK_S: Final = 3600.0
 _LOOKS: Final = 50
 """In the life of a certificate that is shorter than so many hours."""
+_PEM_BYTES: Final = 17 << 10
+"""Of the longest certificate that an answer may have, as the file has it."""
 
 
 class Renewal:
@@ -33,12 +40,24 @@ class Renewal:
     Args:
         settings: of the board. Without ``enrolment`` there is nothing to do.
         clock: the program's.
+
+    Raises:
+        StorageError: The disk has no room for the next certificate, or a file cannot be read.
     """
 
     def __init__(self, settings: AgentSettings, clock: Clock) -> None:
         self._enrolment, self._mqtt, self._clock = settings.enrolment, settings.mqtt, clock
         self._looks_at = -1.0
         self._thread: threading.Thread | None = None
+        self._size = 0
+        """Of the certificate's file."""
+        if self._enrolment is not None and (file := self._mqtt.cert_file) is not None:
+            authority = self._enrolment.ca_file
+            with disk_errors(authority):
+                self._size = _PEM_BYTES + (authority.stat().st_size if authority.is_file() else 0)
+            # Where it may not be replaced, the log says so once that is due, whatever the disk has.
+            if os.access(real_path(file).parent, os.W_OK):
+                take_room_for(file, self._size)
 
     def tend(self) -> None:
         """Look at the dates now and then, and begin a renewal when it is due; return at once."""
@@ -52,7 +71,7 @@ class Renewal:
         # Boards that were switched on together need not ask together. No record decides when.
         self._looks_at = now + pause_s * random.uniform(0.75, 1.25)
         if is_due:
-            arguments = (self._enrolment.url, self._enrolment.ca_file, *files)
+            arguments = (self._enrolment.url, self._enrolment.ca_file, *files, self._size)
             self._thread = threading.Thread(target=_renew, args=arguments, name="renewal", daemon=True)
             self._thread.start()
 
@@ -78,11 +97,11 @@ class Renewal:
         return pause_s, now >= identity.renews_at
 
 
-def _renew(url: str, ca_file: Path, cert_file: Path, key_file: Path) -> None:
+def _renew(url: str, ca_file: Path, cert_file: Path, key_file: Path, size: int) -> None:
     from agent.enrolling import renew
 
     try:
-        write_atomically(cert_file, renew(url, ca_file, cert_file, key_file))
+        write_over_spare(cert_file, renew(url, ca_file, cert_file, key_file), size=size)
     except DpagentError as error:
         log.warning("the certificate was not renewed; it will be tried again: %s", error)
     else:

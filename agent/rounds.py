@@ -35,6 +35,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from dpagent.wording import shortened
+
+LONGEST_REASON: Final = 500
+"""Bytes of a reason on record. It may quote a plan, whose descriptions are as long as its signer likes."""
 _KEPT: Final = 2_000
 """Rounds that stay on record of those that are not decided on, and of those that are over; a coordinator can
 offer any number of them."""
@@ -200,9 +204,12 @@ class Rounds:
             number: its number.
             state: the new one.
             now: Unix time.
-            reason: why it was declined, or why it holds noise alone; otherwise the one on record stays.
+            reason: why it was declined, or why it holds noise alone, of which :data:`LONGEST_REASON` bytes
+                are kept; otherwise the one on record stays.
             plan: SHA-256 of the plan that this was decided for; otherwise the one on record stays.
         """
+        if reason is not None:
+            reason = shortened(reason, LONGEST_REASON)
         self._connection.execute(
             "UPDATE rounds SET state = ?, reason = coalesce(?, reason), plan = coalesce(?, plan),"
             " changed_at = ? WHERE job = ? AND round = ?",

@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from agent.rounds import LONGEST_REASON
 from dpagent.protocol.blind_signatures import PREFIX_BYTES, SIGNATURE_BYTES
 from dpagent.protocol.issuing import Verdict, Wish
 from dpagent.protocol.tokens import TOKEN_BYTES, RoundKey
+from dpagent.wording import shortened
 
 _REQUESTS_KEPT: Final = 64
 """Each without an answer is tried when one comes: those of four jobs at the most."""
@@ -119,7 +121,7 @@ class TokenStore:
             "reason, nonces, blinded, inverses, reply_secret) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 key.job, key.number, request.keys, key.linkability, key.tokens, key.modulus,
-                request.sealing_key, request.wish, request.reason, b"".join(request.nonces),
+                request.sealing_key, request.wish, _kept(request.reason), b"".join(request.nonces),
                 b"".join(request.blinded), b"".join(request.inverses), request.reply_secret,
             ),
         )  # fmt: skip
@@ -135,7 +137,7 @@ class TokenStore:
         self._connection.execute(
             "UPDATE token_requests SET verdict = ?, tokens_granted = ?, inverses = x'', blinded = x'', "
             "nonces = x'', reason = coalesce(?, reason) WHERE job = ? AND round = ?",
-            (verdict, b"".join(tokens), reason, job, number),
+            (verdict, b"".join(tokens), _kept(reason), job, number),
         )
 
     def tokens(self, job: bytes, number: int) -> tuple[bytes, ...]:
@@ -214,6 +216,10 @@ def _request(row: sqlite3.Row, fleet: str) -> Request:
         _cut(row["inverses"], SIGNATURE_BYTES), row["reply_secret"],
         None if row["verdict"] is None else Verdict(row["verdict"]),
     )  # fmt: skip
+
+
+def _kept(reason: str | None) -> str | None:
+    return None if reason is None else shortened(reason, LONGEST_REASON)
 
 
 def _cut(data: bytes, size: int) -> tuple[bytes, ...]:

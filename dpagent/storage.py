@@ -331,21 +331,28 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         _take_place(path, temporary)
 
 
-def write_over_spare(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+def write_over_spare(path: Path, data: bytes, *, size: int = 0, mode: int = 0o644) -> None:
     """As :func:`write_atomically`, for a small file that has to be replaced on a full disk too.
 
     The new content is written over a spare file, which then changes places with the old one: from the second
-    time on, it needs no room that was not there before. Where a file system has no hard links (FAT), the next
-    spare is a new file.
+    time on, or after :func:`take_room_for`, it needs no room that was not there before. Where a file system
+    has no hard links (FAT), the next spare is a new file.
+
+    Args:
+        path: the file.
+        data: its new content.
+        size: that the content is filled up to with line ends, where its length may vary.
+        mode: of the file.
 
     Raises:
         StorageError: It cannot be written, or the target is not a regular file.
     """
+    data = data.ljust(size, b"\n")
     with disk_errors(path):
         path = real_path(path)
         if path.exists() and not path.is_file():
             raise StorageError(f"{path} is not a regular file; give the name of a file to write.")
-        spare, old = path.with_name(f".{path.name}.spare"), path.with_name(f".{path.name}.old")
+        spare, old = _spare_of(path), path.with_name(f".{path.name}.old")
         old.unlink(missing_ok=True)  # Of a crash.
         with contextlib.suppress(FileNotFoundError):
             found = spare.lstat()
@@ -365,6 +372,27 @@ def write_over_spare(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         _take_place(path, spare)
         if old.exists():
             old.replace(spare)
+
+
+def take_room_for(path: Path, size: int, *, mode: int = 0o644) -> None:
+    """Have the room in which a file is replaced by :func:`write_over_spare` with this size. What it holds
+    stays; if it is not there, it is made of line ends alone.
+
+    Raises:
+        StorageError: The disk has no such room, or the file cannot be read or written.
+    """
+    with disk_errors(path):
+        place = real_path(path)
+        both = (place, _spare_of(place))
+        if all(each.is_file() and each.stat().st_size >= size for each in both):
+            return
+        data = place.read_bytes() if place.exists() else b""
+    for _ in both:  # They change places.
+        write_over_spare(path, data, size=size, mode=mode)
+
+
+def _spare_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.spare")
 
 
 def _take_place(path: Path, new: Path) -> None:

@@ -45,6 +45,22 @@ def lasting(seconds: float) -> str:
     return counted(int(seconds), "second")
 
 
+def shortened(text: str, most_bytes: int) -> str:
+    """A text, or its beginning where it is longer.
+
+    Args:
+        text: of anybody's.
+        most_bytes: of the result as UTF-8, at least 3.
+
+    >>> shortened("enough", 6), shortened("more than enough", 7), shortened("ééé", 5)
+    ('enough', 'more…', 'é…')
+    """
+    data = text.encode(errors="backslashreplace")
+    if len(data) > most_bytes:
+        return data[: most_bytes - 3].decode(errors="ignore") + "…"
+    return data.decode()
+
+
 def named(key: str, value: object = None) -> str:
     """A setting as the reader of the sentence sets it, in backquotes.
 

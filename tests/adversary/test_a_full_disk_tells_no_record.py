@@ -5,6 +5,12 @@ answers. The records lie on the same disk, as on most boards.
 took when it started. **Before**, the board kept its update where the disk had room, and else ended with exit
 code 8, after the charge and without a word: one picture of 24 kB more decided that, and the charge may be of
 any ε, however small. **Power**: certainty, with an update as long as the disk has room without that picture.
+
+Or the coordinator announces plans that no device can run, each with a description that is refused at length.
+
+**Claim.** The board goes on to answer, however many there were. **Before**, the reason of each stood in the
+books with all that it quotes, 13 kB, of 2,000 plans: 26 MB, where some 15 MB were taken for everything, in a
+minute and without any charge. **Power**: certainty.
 """
 
 from __future__ import annotations
@@ -14,15 +20,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import cbor2
 import numpy as np
+import pytest
 import yaml
 from brokers import Broker, wait_until
-from fleets import Program, agent_values
-from lone_agents import WEIGHTS, charges, ids, plan_for
+from fleets import Program, agent_values, write_agent
+from lone_agents import WEIGHTS, charges, ids, plan_for, rows
 from observers import Announcer
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from small_disks import leave, on_disks_of_their_own
+from small_disks import fill, leave, on_disks_of_their_own
 
 from agent.custody import begin_ledger
 from agent.settings import load_agent_settings
@@ -79,6 +87,58 @@ def answers(disk: Path, broker: Broker, *, has_picture: bool) -> tuple[int, int]
                     break
                 time.sleep(0.05)
             return len(ids(announcer, fleet)), len(charges(file))
+
+
+REFUSED = 1_300
+DECLINED = "SELECT count(*) FROM rounds WHERE state = 'declined'"
+_LARGE = (1 << 63) - 1
+_CONVOLUTION = {"conv2d": {"channels": _LARGE, "kernel": _LARGE, "stride": _LARGE, "padding": _LARGE}}
+AT_LENGTH = cbor2.dumps(
+    {
+        "name": "m", "input_shape": [8, 8, 1], "classes": 10,
+        "layers": [{"residual": {"body": [_CONVOLUTION] * 105}}, {"dense": 10}],
+    },
+    canonical=True,
+)  # fmt: skip
+
+
+def a_board_answers_after_plans_that_are_refused_at_length(disk: Path, home: Path) -> None:
+    broker = Broker("mosquitto", home).start()
+    try:
+        with Announcer(broker, "refused") as announcer:
+            announcer.announce_model(WEIGHTS)
+            file = write_agent(
+                disk, broker, announcer.signer.public_key, fleet="refused",
+                budget={"epsilon": 100.0, "delta": 1e-2},
+                limits={"maximum_fragments": 4_096, "minimum_compute_slot_s": 0.3, "maximum_charges": 10},
+            )  # fmt: skip
+            with Program("run", "--config", file, log=home / "refused.log") as agent:
+                wait_until(lambda: "waiting for a plan" in agent.said(), "the start")
+                fill(disk)
+                for number in range(REFUSED):
+                    announcer.announce(
+                        plan_for(
+                            "refused",
+                            job=number.to_bytes(16, "big"),
+                            compute_slot_s=0.3,
+                            jitter_window_s=0.5,
+                            model={"description": AT_LENGTH},
+                            wire={"block": 100},
+                        )
+                    )
+                    wait_until(lambda number=number: rows(file, DECLINED)[0][0] > number, "its refusal")
+                announcer.announce(
+                    plan_for("refused", compute_slot_s=0.3, jitter_window_s=0.5, wire={"block": 100})
+                )
+                wait_until(lambda: len(ids(announcer, "refused")) == FRAGMENTS, "the answer")
+    finally:
+        broker.give_up()
+
+
+@pytest.mark.slow
+def test_a_board_answers_whatever_was_refused_before(tmp_path: Path) -> None:
+    disks = {tmp_path / "disk": "300m", tmp_path / "home": "64m"}
+    on_disks_of_their_own(a_board_answers_after_plans_that_are_refused_at_length, disks)
 
 
 def both_boards_answer(one: Path, other: Path, home: Path) -> None:

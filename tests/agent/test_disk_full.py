@@ -26,6 +26,7 @@ from agent.custody import begin_ledger
 from agent.heads import LedgerFiles
 from agent.ledger_room import FRAGMENT_BYTES, LedgerRoom
 from agent.limit_settings import LimitSettings
+from agent.rounds import RoundState
 from agent.spool import SpooledFragment
 from agent.state import AgentState
 from dpagent.errors import ExitCode, StorageError
@@ -225,6 +226,7 @@ def no_disk_is_asked_for_room_once_it_is_taken(root: Path) -> None:
     state = AgentState(files, {DATASET: BUDGET}, room)
     state.save_heads()
     fill(root)
+    _sit_out_as_often_as_is_remembered(state)
     for job, (length, count) in enumerate(LARGEST):
         assert count * (length + FRAGMENT_BYTES) <= FULL_LIMITS.maximum_update_mib << 20
         _take_part_in_a_job(state, bytes([job]) * 16, length, count)
@@ -233,6 +235,18 @@ def no_disk_is_asked_for_room_once_it_is_taken(root: Path) -> None:
     _take_part_in_a_job(again, b"a" * 16, *LARGEST[2])
     again.close()
     assert verify(files.state_dir, files.second_head).charges == 3 * (len(LARGEST) + 1)
+
+
+def _sit_out_as_often_as_is_remembered(state: AgentState) -> None:
+    """For reasons that quote what a coordinator has written at length."""
+    why = "Model 'é', layer 0 Residual(body=(Tanh(), …" * 400
+    for number in range(1, 2_101):
+        with state.noted():  # Written as often as pages are many.
+            for job, ending in ((b"s" * 16).hex(), "sat out"), (f"{number:032x}", "declined"):
+                state.rounds.offer(job, number, bytes(32), 0.0)
+                state.rounds.move(job, number, RoundState(ending), 0.0, why)
+        if number % 100 == 0:
+            state.write_notes()
 
 
 def _take_part_in_a_job(state: AgentState, job: bytes, length: int, count: int) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
+
+from dpagent.wording import shortened
+
+_LONGEST: Final = 200
 
 Shape: TypeAlias = tuple[int, ...]
 """Of one record: ``(features,)``, ``(length, channels)`` or ``(height, width, channels)``."""
@@ -28,6 +32,11 @@ class Part(ABC):
             ConfigurationError, ParameterError: it does not fit a record of ``shape``. The text gives the
                 reason; the caller knows which part of the model it is.
         """
+
+    @property
+    def shown(self) -> str:
+        """What a sentence calls it; of one with very many values the first."""
+        return shortened(repr(self), _LONGEST)
 
     def describe(self) -> Any:
         """The kind alone, or a map from the kind to the values, in plain lists, maps, numbers and strings."""

@@ -144,7 +144,7 @@ class ModelSpec:
         last = self.layers[-1] if self.layers else None
         if last != Dense(self.classes):
             raise ConfigurationError(
-                f"Model {self.name!r} ends with {last!r}; expected"
+                f"Model {self.name!r} ends with {last and last.shown}; expected"
                 f" Dense(units={self.classes}), one unit a class."
             )
         if len(self.layers) > MAX_LAYERS:
@@ -173,7 +173,7 @@ class ModelSpec:
                 shape = stage.shape_after(shape)
             except DpagentError as error:
                 raise ConfigurationError(
-                    f"Model {self.name!r}, front end, stage {index} {stage!r}: {error}"
+                    f"Model {self.name!r}, front end, stage {index} {stage.shown}: {error}"
                 ) from error
         return shape
 
@@ -207,7 +207,9 @@ class ModelSpec:
             try:
                 node = _node(f"{index}.{layer.kind}", layer, shape, offset)
             except DpagentError as error:
-                raise ConfigurationError(f"Model {self.name!r}, layer {index} {layer!r}: {error}") from error
+                raise ConfigurationError(
+                    f"Model {self.name!r}, layer {index} {layer.shown}: {error}"
+                ) from error
             nodes.append(node)
             shape, offset = node.output_shape, _end(node, offset)
         return tuple(nodes)

@@ -99,7 +99,7 @@ class RandomLayers(_Stage):
             try:
                 shape = layer.shape_after(shape)
             except DpagentError as error:
-                raise ConfigurationError(f"layer {index} {layer!r}: {error}") from error
+                raise ConfigurationError(f"layer {index} {layer.shown}: {error}") from error
         return shape
 
 

@@ -1,0 +1,107 @@
+"""Whoever issues a board's certificates chooses how long they are, and how long they last; the board comes
+for the next one by name. Its records lie on the same disk as its certificate, as on most boards.
+
+**Claim.** The board keeps the next certificate, and asks for no other, however full the disk is. **Before**,
+one that found no room, as one picture more decided, was asked for again every few minutes, and in the end the
+board fell silent: certificates of other lengths measured the free room to a block, at no ε. **Power**:
+certainty, with certificates of all lengths that an answer may have.
+
+The same, of what it has found out about engines (``engine.json``): a board that could not keep that tried
+them again whenever its training process was a new one, so the next answer came seconds later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from brokers import wait_until
+from clocks import MovableClock
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from endpoints import played, said
+from fleets import agent_values
+from members import certified, new_authority, written
+from small_disks import fill, on_disks_of_their_own
+
+from agent.engine_file import EngineFile, KeptChoice
+from agent.identity import read_certificate
+from agent.renewal import Renewal
+from agent.settings import AgentSettings
+from coordinator.authority import Authority, pem_of
+from dpagent.protocol.signing import Signer
+
+LONGEST = 11_000
+"""Of what may be added to a certificate whose PEM an answer may have: 16 KiB."""
+
+
+def issued(authority: Authority, like: x509.Certificate, more: int) -> bytes:
+    """A certificate for the same board and key, so many bytes longer."""
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder().subject_name(like.subject).issuer_name(authority.certificate.subject)
+        .public_key(like.public_key()).serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=80)).not_valid_after(now + timedelta(days=65))
+        .add_extension(
+            x509.UnrecognizedExtension(x509.ObjectIdentifier("1.3.6.1.4.1.55555.1"), os.urandom(more)), False
+        )
+    )  # fmt: skip
+    return pem_of([builder.sign(authority._key, hashes.SHA256())])
+
+
+def a_board_takes_each_certificate_at_once(disk: Path, elsewhere: Path) -> None:
+    authority = new_authority(elsewhere / "ca")
+    identity = certified(authority, days=90)
+    cert_file, key_file = written(disk, "device", identity.certificate, identity.private_key)
+    asked: list[bytes] = []
+
+    def answer(connection: ssl.SSLSocket) -> None:
+        asked.append(lengths[min(len(asked), len(lengths) - 1)])
+        connection.sendall(said(json.dumps({"certificate": asked[-1].decode()}).encode()))
+
+    lengths = [issued(authority, identity.certificate, more) for more in (3_500, LONGEST, 10, 7_000)]
+    with played(authority, elsewhere, answer) as code:
+        settings = AgentSettings.model_validate(
+            agent_values(
+                None, Signer(bytes(32), "testers").public_key,
+                mqtt={"url": "mqtts://h", "cert_file": cert_file, "key_file": key_file},
+                enrolment={"url": code.url, "ca_file": elsewhere / "ca/ca.crt"},
+            )
+        )  # fmt: skip
+        clock = MovableClock(identity.renews_at.timestamp())
+        renewal = Renewal(settings, clock)
+        fill(disk)
+        for number, expected in enumerate(lengths, start=1):
+            renewal.tend()
+            wait_until(lambda number=number: len(asked) >= number, "a request")
+            thread = renewal._thread
+            assert thread is not None
+            thread.join()
+            found = read_certificate(cert_file)
+            assert pem_of([found]) == expected, f"certificate {number} is not kept"
+            clock.advance(7_200)
+    assert len(asked) == len(lengths)
+
+
+def test_a_board_on_a_full_disk_renews_its_certificate_like_another(tmp_path: Path) -> None:
+    disks = {tmp_path / "disk": "1m", tmp_path / "elsewhere": "1m"}
+    on_disks_of_their_own(a_board_takes_each_certificate_at_once, disks)
+
+
+def what_is_found_out_is_kept(disk: Path) -> None:
+    file = EngineFile(disk)
+    file.take_room()
+    assert file.load("a" * 64) is None
+    fill(disk)
+    for number in range(1, 4):
+        file.save(f"{number}" * 64, KeptChoice("onnx", 64))
+        assert EngineFile(disk).load(f"{number}" * 64) == KeptChoice("onnx", 64)
+    file.take_room()
+    assert EngineFile(disk).load("3" * 64) == KeptChoice("onnx", 64)
+
+
+def test_a_board_on_a_full_disk_tries_no_engine_twice(tmp_path: Path) -> None:
+    on_disks_of_their_own(what_is_found_out_is_kept, {tmp_path / "disk": "1m"})
