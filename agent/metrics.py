@@ -1,10 +1,11 @@
 """A board's metrics, for Prometheus: opt-in, and no more than others may see.
 
 They are read beside the running agent, as ``dpagent status`` reads. What they hold is what the broker sees,
-what `agent.yaml` and the plans say, and what the ledger has reserved, which changes once a job. Left out, as
+what `agent.yaml` and the plans say, and what the ledger has reserved and spent. Left out, as
 from a file for support, is what may tell of records or of the time that training takes: temperature, load,
-memory, room on the disk. Where ``limits.dummy_traffic`` hides whether the board takes part in a round, so do
-its metrics: what is spent and receipted is left out.
+memory, room on the disk, and when a model was kept, which needs room that records may take. Where
+``limits.dummy_traffic`` hides whether the board takes part in a round, so do its metrics: what is reserved,
+spent and receipted is left out.
 """
 
 from __future__ import annotations
@@ -69,10 +70,6 @@ class _Board(Collector):
                 "dpagent_agent_last_receipt_timestamp_seconds", "When a fragment was last confirmed.",
                 overview.last_receipt_at,
             )  # fmt: skip
-        if overview.model_at is not None:
-            yield _gauge(
-                "dpagent_agent_model_timestamp_seconds", "When the fleet's model came.", overview.model_at
-            )
         if (ends_at := _end_of(self._settings.mqtt.cert_file)) is not None:
             yield _gauge(
                 "dpagent_agent_certificate_end_timestamp_seconds",
@@ -84,10 +81,12 @@ class _Board(Collector):
 def _budget(accounts: tuple[Account, ...], *, hides: bool) -> Iterator[Metric]:
     figures: list[tuple[str, str, Callable[[Account], float]]] = [
         ("budget", "ε for the device's life.", lambda each: each.epsilon_budget),
-        ("reserved", "ε that jobs have reserved.", lambda each: each.epsilon_reserved),
     ]
     if not hides:
-        figures.append(("spent", "ε that rounds have spent.", lambda each: each.epsilon_spent))
+        figures += [
+            ("reserved", "ε that jobs have reserved.", lambda each: each.epsilon_reserved),
+            ("spent", "ε that rounds have spent.", lambda each: each.epsilon_spent),
+        ]
     for name, text, figure in figures:
         family = GaugeMetricFamily(f"dpagent_agent_epsilon_{name}", text, labels=("account",))
         for each in accounts:

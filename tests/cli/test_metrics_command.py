@@ -58,13 +58,23 @@ def test_nothing_is_in_them_that_may_tell_of_a_record(board: Path) -> None:
     assert "hot" not in text
 
 
+def test_whether_a_model_found_room_beside_the_records_is_not_in_them(board: Path) -> None:
+    """The coordinator chooses its size, and how full the disk is follows from the records on it."""
+    note(board)
+    without = dpagent("metrics", "--config", board).stdout
+    file = load_agent_settings(board).model_file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"a model")
+    assert dpagent("metrics", "--config", board).stdout == without
+
+
 def test_with_dummy_traffic_they_hide_which_rounds_it_takes_part_in(board: Path) -> None:
     note(board)
     board.write_text(board.read_text().replace("limits:", "limits:\n  dummy_traffic: true"))
     found = values(dpagent("metrics", "--config", board).stdout)
     assert found["dpagent_agent_up"] == 1
-    assert [name for name in found if "spent" in name or "receipt" in name] == []
-    assert found['dpagent_agent_epsilon_reserved{account="digits"}'] == 0
+    assert [name for name in found if re.search("reserved|spent|receipt", name)] == []
+    assert found['dpagent_agent_epsilon_budget{account="digits"}'] == 4
 
 
 def test_they_go_into_a_file_for_node_exporter(board: Path, tmp_path: Path) -> None:
