@@ -1,11 +1,12 @@
 """Decode records apart from the program: one that breaks, blocks or bloats its decoder costs itself alone.
 
-Decoding runs in a fork of this process with limits that the kernel keeps: memory (``RLIMIT_AS``), processor
-time and time by the clock for each record (``setitimer``, whose signals end the fork also within a decoder).
-The fork goes through the records and reports each. One that fails, or with which the fork ends, is tried once
-more alone in a fork of its own, unless its time was over: so whether a record can be decoded depends on that
-record, and not on what an earlier one left behind in memory. There are at most two forks more for a failing
-record than for a whole one.
+Decoding runs in a fork of this process with limits that the kernel keeps: memory (``RLIMIT_AS``), and
+processor time for each record (``setitimer``, whose signal ends the fork also within a decoder). Time by the
+clock is counted in pieces by this process, which waits for reports: so a time for which both are stopped, as
+while a round is prepared, counts as one of them at most. The fork goes through the records and reports each.
+One that fails, or with which the fork ends, is tried once more alone in a fork of its own, unless its time
+was over: so whether a record can be decoded depends on that record, and not on what an earlier one left
+behind in memory. There are at most two forks more for a failing record than for a whole one.
 
 The process must have no thread but its own: a fork takes along no other.
 """
@@ -14,8 +15,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import resource
+import select
 import signal
 import zlib
 from collections.abc import Generator, Iterator, Sequence
@@ -36,8 +39,10 @@ ATTEMPTS: Final = 2
 """A record that fails takes so many times its limit of time at most."""
 _PATIENCE: Final = 30
 """Seconds by the clock for each of processor time: training has priority on a busy board."""
+_PIECE_S: Final = 1.0
 _LONGEST: Final = 1_000
 """Characters of a sentence: a report fits the pipe at once."""
+_REPORTS_BYTES: Final = 65_536
 _FAILED: Final = 1
 _CANNOT_WRITE: Final = 2
 
@@ -129,6 +134,8 @@ class _Worker:
         alone: bool,
     ) -> None:
         self._reports, reports = os.pipe()
+        self._pieces = math.ceil(_PATIENCE * limits.seconds / _PIECE_S)
+        """That each report is waited for."""
         try:
             self._process = os.fork()
         except OSError:
@@ -146,9 +153,17 @@ class _Worker:
 
     def outcomes(self) -> Iterator[Outcome]:
         """Those that it reports, until it ends."""
-        with os.fdopen(self._reports, "rb") as stream:
-            for line in stream:
-                if line.endswith(b"\n"):
+        poll, rest = select.poll(), b""
+        poll.register(self._reports, select.POLLIN)
+        with os.fdopen(self._reports, "rb", buffering=0) as stream:
+            while True:
+                if not any(poll.poll(1_000 * _PIECE_S) for _ in range(self._pieces)):
+                    os.kill(self._process, signal.SIGALRM)
+                    return
+                if not (data := stream.read(_REPORTS_BYTES)):
+                    return
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
                     yield Outcome(*json.loads(line))
 
     def kill(self) -> None:
@@ -181,7 +196,6 @@ def _work(
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     for number, row in zip(numbers, rows, strict=True):
         signal.setitimer(signal.ITIMER_PROF, limits.seconds)
-        signal.setitimer(signal.ITIMER_REAL, _PATIENCE * limits.seconds)
         try:
             data = np.ascontiguousarray(dataset.batch(np.array([number]))[0]).tobytes()
         except ChangedError as error:  # Whoever is asked, and after whatever else.

@@ -63,9 +63,9 @@ _RETRY_S: Final = 10.0
 """The next attempt begins after this time."""
 _PATIENCE: Final = 4.0
 """A training process is ended that takes so many times longer than its slots, and than any training may."""
-_BESIDE_A_LOOK: Final = 2.0
-"""A preparation counts as one that takes so many times its processor time: a look at the data may want the
-same core, and how long that goes on is a matter of records."""
+_BESIDE_OTHERS: Final = 2.0
+"""A preparation counts as one that takes so many times its processor time, where other programs want the same
+cores for no longer than that. A look at the data is none of them: it stands still meanwhile."""
 _IDLE_S: Final = 1_200.0
 """The training process is ended when it has had nothing to do for so long: longer than what a look at the
 data found takes to count (:mod:`agent.decoding`), since a look ends with the process that began it."""
@@ -149,6 +149,13 @@ class Cycle:
         Raises:
             StorageError: the disk fails; what is charged and not spooled is run again after a restart.
         """
+        try:
+            self._advance()
+        finally:
+            if not isinstance(self._at_work, Admitted):
+                self._worker.resume_look()
+
+    def _advance(self) -> None:
         self._meter.sample()
         if self._is_held():
             return
@@ -274,6 +281,7 @@ class Cycle:
     def _decide(self, announced: Announced, model: Model) -> None:
         if self._tokens.is_awaited(announced.plan):
             return
+        self._worker.hold_look()
         so_far, why_not, wish = self._sitting_out.decision(), None, Wish.TAKES_PART
         try:
             task, prices = self._admit(announced.plan, model)
@@ -368,6 +376,7 @@ class Cycle:
         self, announced: Announced, task: RoundTask, prices: tuple[Price, ...], model: Model,
         decision: Decision, *, is_decided: bool = False,
     ) -> None:  # fmt: skip
+        self._worker.hold_look()
         announced.phase = Phase.PREPARE
         failure = announced.failure if announced.attempts >= _ATTEMPTS else None
         is_rehearsal = announced.why_not is not None
@@ -424,7 +433,7 @@ class Cycle:
     def _slots(self, admitted: Admitted, longest_s: float, took_s: float) -> Slots:
         """The time that training has, or would have had the device admitted the round."""
         began_at = admitted.decision.began_at
-        prepared_at = max(self._clock.monotonic(), admitted.asked_at + _BESIDE_A_LOOK * took_s)
+        prepared_at = max(self._clock.monotonic(), admitted.asked_at + _BESIDE_OTHERS * took_s)
         if admitted.announced.why_not is not None:
             # A plan that is declined may have been slow to price; one that is run is priced once.
             prepared_at -= admitted.asked_at - began_at

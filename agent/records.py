@@ -88,6 +88,9 @@ class Records:
         self._said: dict[str, set[str]] = {}
         self._look: _Look | None = None
         self._looked_at = -math.inf
+        self._held_since: float | None = None
+        self._held_s = 0.0
+        """For which the last look stood still, before that."""
         self._adopted: tuple[int, int] | None = None
         require_address_space(settings)
         if decoded:
@@ -102,7 +105,12 @@ class Records:
     @property
     def is_due(self) -> bool:
         """Whether what the last look found counts by now. Public: it follows from when that began."""
-        return self._look is not None and time.monotonic() >= self._looked_at + self.counts_after_s
+        return self._look is not None and self._lasts_s() >= self.counts_after_s
+
+    def _lasts_s(self) -> float:
+        """Time since the last look began, without that in which it stood still. Public."""
+        now = time.monotonic()
+        return now - self._looked_at - self._held_s - (now - (self._held_since or now))
 
     def adopt(self) -> None:
         """Take the records as the last look found them, if they count by now. Raises nothing, and waits for
@@ -115,7 +123,7 @@ class Records:
             # Whatever comes of it: after a crash, what has to be computed yet would tell of the look.
             forget_features(self._state_dir)
             if look.goes_on():
-                if time.monotonic() >= self._looked_at + _GIVEN_UP * self.counts_after_s:
+                if self._lasts_s() >= _GIVEN_UP * self.counts_after_s:
                     self._look = None
                     look.kill()
                     log.error("a look at the data did not end, and was given up; what is new waits")
@@ -147,7 +155,21 @@ class Records:
             self._look = _Look(Order(self._settings, self._state_dir, at_once=False))
         except OSError as error:
             log.error("the data cannot be looked at again: %s", error)
-        self._looked_at = time.monotonic()
+        self._looked_at, self._held_s = time.monotonic(), 0.0
+
+    def hold_look(self, *, is_held: bool) -> None:
+        """Let a look stand still, or go on. Raises nothing.
+
+        What it found counts later by as much, whether it was done by then or not.
+        """
+        if is_held == (self._held_since is not None):
+            return
+        now = time.monotonic()
+        if self._held_since is not None:
+            self._held_s += now - self._held_since
+        self._held_since = now if is_held else None
+        if self._look is not None:
+            self._look.hold(is_held=is_held)
 
     def attempt(self, work: Callable[[Dataset], ResultT]) -> ResultT:
         """The result of ``work`` on the records; the log names the unreadable ones.
@@ -255,6 +277,12 @@ class _Look:
     def goes_on(self) -> bool:
         """Whether it has not ended."""
         return self._process.poll() is None
+
+    def hold(self, *, is_held: bool) -> None:
+        """Let it stand still, and the fork that it decodes in, or go on."""
+        if self.goes_on():  # so that nobody else has its number
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGSTOP if is_held else signal.SIGCONT)
 
     def wait(self) -> None:
         """Wait for its end.

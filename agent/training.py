@@ -262,6 +262,11 @@ class Trainer:
         if self._has_read:
             self.records.look()
 
+    def hold_look(self, *, is_held: bool) -> None:
+        """Let a look at the data stand still, if one goes on, or go on. Raises nothing."""
+        if self._has_read:
+            self.records.hold_look(is_held=is_held)
+
     @property
     def _has_read(self) -> bool:
         """Whether a round has opened the records in this process."""

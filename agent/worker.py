@@ -123,6 +123,17 @@ class Look(NamedTuple):
     """The question to look at the data; the answer to it, once that has begun."""
 
 
+@dataclass(frozen=True, slots=True)
+class LookHeld:
+    """The question to let a look at the data stand still, or go on; the answer to it.
+
+    Attributes:
+        is_held: whether it is to stand still.
+    """
+
+    is_held: bool
+
+
 class Trains(Protocol):
     """Whoever trains for a :class:`~agent.cycle.Cycle`: one round at a time, in two parts."""
 
@@ -155,6 +166,16 @@ class Trains(Protocol):
         When that begins shows later, by which round takes in what it found. So it is asked for at a time that
         does not depend on how long training took.
         """
+        ...
+
+    def hold_look(self) -> None:
+        """Let a look at the data stand still, if one goes on, until :meth:`resume_look`: while a round is
+        priced and prepared, whose processor time is measured. What the look found counts later by as much.
+        """
+        ...
+
+    def resume_look(self) -> None:
+        """Let it go on."""
         ...
 
     def end(self) -> None:
@@ -222,6 +243,8 @@ class Worker:
         """When what the last look finds counts at the latest (monotonic)."""
         self._look_is_cut = False
         """Whether the process ended before that, and what the look found may still be there."""
+        self._held_since: float | None = None
+        """Since when a look stands still (monotonic)."""
         self._running: _Process | None = None
 
     def prepare(self, order: Order) -> Future[Prepared]:
@@ -259,6 +282,24 @@ class Worker:
             self._counts_at = math.inf  # Until it is known when the look began.
             self._running.ask(Look()).add_done_callback(self._note_look)
 
+    def hold_look(self) -> None:
+        """As of :class:`Trains`."""
+        if self._held_since is None and self._running is not None and not self._running.is_over:
+            self._held_since = time.monotonic()
+            self._running.ask(LookHeld(is_held=True))
+
+    def resume_look(self) -> None:
+        """As of :class:`Trains`."""
+        if self._held_since is not None:
+            self._end_hold()
+            if self._running is not None:
+                self._running.ask(LookHeld(is_held=False))
+
+    def _end_hold(self) -> None:
+        if self._held_since is not None:
+            self._counts_at += time.monotonic() - self._held_since
+            self._held_since = None
+
     def _note_look(self, answer: Future[Look]) -> None:
         if not answer.exception():
             self._counts_at = time.monotonic() + COUNTS_AFTER_S
@@ -267,6 +308,7 @@ class Worker:
         """As of :class:`Trains`; the process is killed, and a look with it."""
         if self._running is not None:
             self._running.kill()
+            self._end_hold()
             self._look_is_cut |= self._running.ended_at < self._counts_at
             self._running = None
 
@@ -315,7 +357,9 @@ class _Process:
         """Until the last round was to be prepared, and from then to its end."""
         self.ended_at = -math.inf
         """When it had ended (monotonic)."""
-        self._questions: queue.SimpleQueue[Start | Order | Look | _NoMore | None] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[Start | Order | Look | LookHeld | _NoMore | None] = (
+            queue.SimpleQueue()
+        )
         self._questions.put(start)
         self._reader = threading.Thread(target=self._read, name="training answers", daemon=True)
         self._reader.start()
@@ -326,7 +370,7 @@ class _Process:
         """Whether the process has ended."""
         return self._is_over
 
-    def ask(self, question: Order | Look | None) -> Future[Any]:
+    def ask(self, question: Order | Look | LookHeld | None) -> Future[Any]:
         """The answer to come to a question; questions are answered in turn."""
         answer: Future[Any] = Future()
         with self._lock:
@@ -335,7 +379,7 @@ class _Process:
                 return answer
             if isinstance(question, Order):
                 self._spent_before_s = self._processor_s()
-            else:
+            elif not isinstance(question, LookHeld):
                 self._has_read = True
             self._asked.append(answer)
             self._questions.put(question)

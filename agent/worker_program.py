@@ -20,7 +20,18 @@ from typing import Any
 from agent.marked_log import is_private
 from agent.priority import give_way
 from agent.training import Trainer, Work
-from agent.worker import MORE_NICENESS, Failed, Look, Order, Prepared, Said, Start, UsedProcessError, said
+from agent.worker import (
+    MORE_NICENESS,
+    Failed,
+    Look,
+    LookHeld,
+    Order,
+    Prepared,
+    Said,
+    Start,
+    UsedProcessError,
+    said,
+)
 from dpagent.learning.subnormals import flush_subnormals
 from dpagent.protocol.task import RoundTask
 
@@ -79,12 +90,15 @@ def serve(connection: Connection) -> None:
     work: Work | None = None
     has_worked = False
     while True:
-        question: Order | Look | None = questions.next()
+        question: Order | Look | LookHeld | None = questions.next()
         spent = _Spent(trainer, has_worked=has_worked)
         try:
             trainer = trainer or Trainer(start.settings, start.profile)
             if isinstance(question, Look):
                 _look(trainer)
+                answers.send(question)
+            elif isinstance(question, LookHeld):
+                trainer.hold_look(is_held=question.is_held)
                 answers.send(question)
             elif question is not None:
                 work = None

@@ -83,7 +83,17 @@ def started_trainer(settings: AgentSettings) -> Trainer:
     return _QuickTrainer(settings, load_profile("generic-x86-64"))
 
 
-class Unpaused:
+class Looking:
+    """Training whose looks no test is about."""
+
+    def hold_look(self) -> None:
+        pass
+
+    def resume_look(self) -> None:
+        pass
+
+
+class Unpaused(Looking):
     """Training that a test never finds in the middle."""
 
     def pause(self) -> None:
@@ -261,7 +271,7 @@ def sent_for(device: Device, plan: Plan) -> int:
     return len(line.sent) - before
 
 
-class Slow:
+class Slow(Looking):
     """Training that takes a time on the device's clock.
 
     Args:

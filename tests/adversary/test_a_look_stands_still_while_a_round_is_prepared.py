@@ -1,0 +1,173 @@
+"""A coordinator sees by the slots of an answer whether a board still decoded a slow picture when the round
+was prepared: beside a look, a trial takes longer, and the plan is such that it just fits its slots.
+
+Claim: a look at the data computes nothing while a round is priced and prepared, and what it found counts
+    later by as much, whatever it was at.
+Parameters: a real training process with a real look at a picture that takes all of its time; a device whose
+    training process is asked what it is to do.
+
+Before, only a core that both want was thought of, and the processor time of a trial was taken for what no
+look moves. A look takes a share of caches and of the memory's bandwidth: on two cores of an Intel Xeon with
+nothing else to do, trials of ``mnist-cnn`` took 1.18 times as much processor time beside one as without
+(medians of 30 each), and of one of each the longer one was that beside the look in 79 of 100 cases. The noise
+of such rounds may be of any size, so that they cost next to nothing, and ten of them told in 99 of 100.
+
+Power: no randomness.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import hostile_files as hostile
+import pytest
+from brokers import wait_until
+from children import PATIENCE_S
+from devices import KEY, WEIGHTS, Device, Unpaused, open_device, started_trainer
+from fleets import make_plan, terms, write_agent
+from pictures import folder_of, write
+
+from agent.profile import load_profile
+from agent.settings import load_agent_settings
+from agent.worker import Order, Prepared, Update, Worker
+
+ORDER = Order(make_plan(**terms(rate=1.0)), WEIGHTS, {})
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    folder_of(tmp_path / "photos", *(f"{n}/a.png" for n in range(10)), width=8, height=8, channels=1)
+    data: dict[str, Any] = {
+        "path": str(tmp_path / "photos"), "kind": "images", "dtype": "uint8",
+        "images": {"size": [8, 8], "mode": "grey", "folder": "."},
+    }  # fmt: skip
+    settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy", data=data))
+    started_trainer(settings)
+    worker = Worker(settings, load_profile("generic-x86-64"))
+    yield worker
+    worker.end()
+
+
+def below(process: int) -> list[int]:
+    """The processes that descend from one."""
+    parents: dict[int, int] = {}
+    for each in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(each.name)] = int((each / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found = [number for number, parent in parents.items() if parent == process]
+    return found + [other for number in found for other in below(number)]
+
+
+def computed(processes: list[int]) -> list[tuple[str, int]]:
+    """What the kernel says that they do, and the processor time of each, in ticks."""
+    fields = [Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split() for number in processes]
+    return [(each[0], sum(map(int, each[11:13]))) for each in fields]
+
+
+def test_a_look_computes_nothing_while_a_round_is_prepared(worker: Worker, tmp_path: Path) -> None:
+    worker.prepare(ORDER).result(PATIENCE_S)
+    write(tmp_path / "photos" / "0" / "slow.jpg", hostile.slow_jpeg())
+    worker.update().result(PATIENCE_S)
+    worker.look()
+    running = worker._running
+    assert running is not None
+    look = wait_until(lambda: len(found := below(running._process.pid)) == 2 and found, "a look that decodes")
+    worker.hold_look()
+    wait_until(lambda: all(state == "T" for state, _ in computed(look)), "a look that stands still")
+    before = computed(look)
+    counts_at = worker._counts_at
+    worker.prepare(ORDER).result(PATIENCE_S)
+    assert computed(look) == before
+    worker.resume_look()
+    assert worker._counts_at > counts_at
+    wait_until((tmp_path / "state" / "records.found").exists, "the end of the look")
+
+
+class Asked(Unpaused):
+    """Notes what the device asks of its training process, which the test's own is."""
+
+    def __init__(self, device: Device) -> None:
+        self._inner = device.worker
+        self.asked: list[str] = []
+        device.cycle._worker = self
+
+    def hold_look(self) -> None:
+        if "hold" not in self.asked[-1:]:
+            self.asked.append("hold")
+
+    def resume_look(self) -> None:
+        if self.asked and self.asked[-1] != "resume":  # It may be said again and again.
+            self.asked.append("resume")
+
+    def prepare(self, order: Order) -> Future[Prepared]:
+        self.asked.append("prepare")
+        return self._inner.prepare(order)
+
+    def update(self) -> Future[Update]:
+        self.asked.append("update")
+        return self._inner.update()
+
+    def look(self) -> None:
+        self.asked.append("look")
+
+    def end(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("is_declined", [False, True])
+def test_it_stands_still_from_the_decision_on_until_the_preparation_is_over(
+    tmp_path: Path, *, is_declined: bool
+) -> None:
+    with open_device(tmp_path) as device:
+        asked = Asked(device)
+        device.give()
+        device.take_plan(make_plan(jitter_window_s=0.5, **({"delta": 0.5} if is_declined else {})))
+        for _ in range(100):
+            device.cycle.advance()
+            device.clock.advance(0.5)
+        assert bool(device.declined()) is is_declined
+        usual = ["hold", "prepare", "update", "resume", "look", "resume"]
+        assert asked.asked == (["hold", "resume"] if is_declined else usual)
+
+
+DECODER = """
+    import os, sys, time
+    import numpy as np
+    from pathlib import Path
+    from agent.bounded_decoding import Limits, decode_apart
+    from dpagent.learning.data.dataset import Dataset
+
+    class Waiting(Dataset):
+        def _read(self, indices):
+            Path(sys.argv[1]).touch()
+            time.sleep(0.7)
+            return np.zeros((len(indices), 2), np.uint8)
+
+    data = Waiting(np.zeros(1, np.int64), 2, shape=(2,), dtype=np.dtype(np.uint8))
+    rows = os.open(sys.argv[1] + ".rows", os.O_RDWR | os.O_CREAT)
+    found = list(decode_apart(data, [0], [0], rows, Limits(64 << 20, 0.05)))
+    sys.exit(f"{found}" if found[0].problem else 0)
+"""
+
+
+def test_a_time_in_which_a_look_stands_still_is_no_time_of_its_record(tmp_path: Path) -> None:
+    """Before, the kernel counted it: a record that a slow one before it had put there was left out."""
+    begun = tmp_path / "begun"
+    program = [sys.executable, "-P", "-c", textwrap.dedent(DECODER), str(begun)]
+    with subprocess.Popen(program, process_group=0) as decoding:
+        wait_until(begun.exists, "the record")
+        os.killpg(decoding.pid, signal.SIGSTOP)
+        time.sleep(4)
+        os.killpg(decoding.pid, signal.SIGCONT)
+        assert decoding.wait(PATIENCE_S) == 0
