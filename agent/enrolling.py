@@ -21,13 +21,12 @@ from urllib.parse import urlsplit
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from pydantic import BaseModel, ValidationError
 
 from agent.identity import Identity, signing_request
 from dpagent.errors import BrokerError, ConfigurationError, UsageError
-from dpagent.protocol.device_signing import device_id_of
+from dpagent.protocol.device_signing import SigningKey, device_id_of
 from dpagent.protocol.enrolment import (
     AUTHORITY_PATH,
     ENROL_PATH,
@@ -61,22 +60,18 @@ class Enrolled:
 
     Attributes:
         answer: the endpoint's, checked.
-        authority: the fleet's authority, and those above it.
+        authorities: all that the fleet trusts: one authority, or two during a change, and those above it.
+        chain: what the board shows: its certificate, and those between it and the root.
         identity: the board's.
     """
 
     answer: EnrolAnswer
-    authority: tuple[x509.Certificate, ...]
+    authorities: tuple[x509.Certificate, ...]
+    chain: tuple[x509.Certificate, ...]
     identity: Identity
 
-    @property
-    def chain(self) -> tuple[x509.Certificate, ...]:
-        """What the board shows: its certificate, and those between it and the root. Nothing that the answer
-        has besides reaches a file."""
-        return (self.identity.certificate, *self.authority[:-1])
 
-
-def enrol(invitation: Invitation, key: ec.EllipticCurvePrivateKey) -> Enrolled:
+def enrol(invitation: Invitation, key: SigningKey) -> Enrolled:
     """Become a member of a fleet.
 
     Args:
@@ -92,17 +87,18 @@ def enrol(invitation: Invitation, key: ec.EllipticCurvePrivateKey) -> Enrolled:
     asked = EnrolRequest(secret=base64_of(invitation.secret), request=base64_of(signing_request(key)))
     context = _trusting(pem_of(authority))
     answer = _asked(invitation.url, context, ENROL_PATH, json_of(asked), EnrolAnswer)
-    certificate = _certificate(answer.certificate, key.public_key(), authority, invitation.url)
+    authorities, chain = _checked(answer, key.public_key(), invitation.url)
+    certificate = chain[0]
     device = device_id_of(certificate)
     if device != answer.device or device is None:
         raise ConfigurationError(
             f"{invitation.url} enrolled device {answer.device} with a certificate of {device}."
         )
-    return Enrolled(answer, authority, Identity(device, certificate, key))
+    return Enrolled(answer, authorities, chain, Identity(device, certificate, key))
 
 
-def renew(url: str, ca_file: Path, cert_file: Path, key_file: Path) -> bytes:
-    """The next certificate of a member, in PEM, for the same key.
+def renew(url: str, ca_file: Path, cert_file: Path, key_file: Path) -> tuple[bytes, bytes]:
+    """The next certificate of a member, for the same key, and all that the fleet trusts by now, in PEM.
 
     Args:
         url: of the endpoint.
@@ -118,14 +114,14 @@ def renew(url: str, ca_file: Path, cert_file: Path, key_file: Path) -> bytes:
     identity = Identity.load(cert_file, key_file)
     try:
         trusted = ca_file.read_text(encoding="ascii")
-        authority = x509.load_pem_x509_certificates(trusted.encode())
         context = _trusting(trusted)
         context.load_cert_chain(cert_file, key_file, password="")
     except (OSError, ValueError) as error:  # of TLS, an OSError
         raise ConfigurationError(f"enrolment.ca_file {ca_file} cannot be used ({error}).") from error
     asked = RenewRequest(request=base64_of(signing_request(identity.private_key)))
     answer = _asked(url, context, RENEW_PATH, json_of(asked), RenewAnswer)
-    certificate = _certificate(answer.certificate, identity.certificate.public_key(), authority, url)
+    authorities, chain = _checked(answer, identity.certificate.public_key(), url)
+    certificate = chain[0]
     if device_id_of(certificate) != identity.device_id:
         raise ConfigurationError(f"{url} answered with the certificate of another device.")
     if certificate.not_valid_after_utc <= datetime.now(UTC):
@@ -133,7 +129,7 @@ def renew(url: str, ca_file: Path, cert_file: Path, key_file: Path) -> bytes:
             f"{url} answered with a certificate that has expired already; the one so far stays. Check the "
             "clock there, and here."
         )
-    return pem_of([certificate, *authority[:-1]]).encode()
+    return pem_of(chain).encode(), pem_of(authorities).encode()
 
 
 def pem_of(certificates: Sequence[x509.Certificate]) -> str:
@@ -250,16 +246,42 @@ def _cut_at(until: float, connection: socket.socket) -> Iterator[None]:
         timer.join()
 
 
-def _certificate(pem: str, key: object, authority: Sequence[x509.Certificate], url: str) -> x509.Certificate:
-    """The certificate of an answer, if it is for the board's key and from the authority."""
+def _checked(
+    answer: EnrolAnswer | RenewAnswer, key: object, url: str
+) -> tuple[tuple[x509.Certificate, ...], tuple[x509.Certificate, ...]]:
+    """All that the fleet trusts, and what the board shows: its certificate, and those above it but the root.
+
+    Nothing else that the answer has reaches a file.
+
+    Raises:
+        ConfigurationError: The certificate is not for the board's key, or of none of the authorities.
+    """
     try:
-        certificate = x509.load_pem_x509_certificate(pem.encode())
-        certificate.verify_directly_issued_by(authority[0])
+        certificate = x509.load_pem_x509_certificate(answer.certificate.encode())
+        authorities = tuple(x509.load_pem_x509_certificates(answer.authorities.encode()))
         is_own = certificate.public_key() == key
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         is_own = False
-    if not is_own:
-        raise ConfigurationError(
-            f"{url} answered with a certificate that its authority did not issue, or that is for another key."
-        )
-    return certificate
+    if is_own:
+        for place, authority in enumerate(authorities):
+            if _has_issued(authority, certificate):
+                return authorities, (certificate, *_below_root(authorities[place:]))
+    raise ConfigurationError(
+        f"{url} answered with a certificate that its authority did not issue, or that is for another key."
+    )
+
+
+def _has_issued(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def _below_root(chain: Sequence[x509.Certificate]) -> Iterator[x509.Certificate]:
+    """The certificates before the first root, each followed by its issuer."""
+    for each in chain:
+        if each.issuer == each.subject:
+            return
+        yield each

@@ -13,11 +13,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from agent.hardware_key import HardwareKey
 from dpagent.errors import ConfigurationError
 from dpagent.protocol import device_signing
 from dpagent.storage import disk_errors, write_atomically
 
 _ENROL: Final = "`dpagent enrol` with a code from the operator makes another."
+_NOBODY: Final = "device"
 _RENEW_AFTER: Final = 2 / 3
 """Of a certificate's life: so long it takes a board that was off for a third of it to be too late."""
 
@@ -29,12 +31,12 @@ class Identity:
     Attributes:
         device_id: 32 hexadecimal characters, the common name of the certificate.
         certificate: the latest one.
-        private_key: P-256; its public part is the certificate's.
+        private_key: P-256; its public part is the certificate's. It may be in hardware.
     """
 
     device_id: str
     certificate: x509.Certificate
-    private_key: ec.EllipticCurvePrivateKey
+    private_key: device_signing.SigningKey
 
     @classmethod
     def load(cls, cert_file: Path, key_file: Path) -> Identity:
@@ -89,8 +91,8 @@ def read_certificate(file: Path) -> x509.Certificate:
         raise ConfigurationError(f"{file} holds no certificate; expected one in PEM. {_ENROL}") from error
 
 
-def read_private_key(file: Path) -> ec.EllipticCurvePrivateKey:
-    """The private key in a file (PKCS #8 in PEM, without a passphrase).
+def read_private_key(file: Path) -> device_signing.SigningKey:
+    """The private key in a file (PKCS #8 in PEM, without a passphrase), or the one in hardware that it names.
 
     Raises:
         ConfigurationError: It is no P-256 key, or other users may read it.
@@ -100,6 +102,8 @@ def read_private_key(file: Path) -> ec.EllipticCurvePrivateKey:
         mode, data = os.fstat(stream.fileno()).st_mode, stream.read()
     if mode & 0o077:
         raise ConfigurationError(f"{file} is a secret that other users may read. Run: chmod 600 {file}")
+    if (in_hardware := HardwareKey.in_file(file, data)) is not None:
+        return in_hardware
     try:
         key = serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError) as error:
@@ -111,18 +115,28 @@ def read_private_key(file: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def durable_key(file: Path) -> ec.EllipticCurvePrivateKey:
+def durable_key(file: Path, given: Path | None = None) -> device_signing.SigningKey:
     """The key in a file, made there (mode 0600) if there is none yet.
 
     It is on disk before anything is asked for with it: an answer that was lost can be asked for again, with
     the same key.
+
+    Args:
+        file: where it is, or will be.
+        given: the file of a key that is there already, such as one in hardware, to be copied in place of one
+            that is made.
 
     Raises:
         ConfigurationError, StorageError: It cannot be read or written.
     """
     with disk_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not file.exists():
+    if not file.exists() and given is not None:
+        read_private_key(given)
+        with disk_errors(given):
+            data = given.read_bytes()
+        write_atomically(file, data, mode=0o600)
+    elif not file.exists():
         key = ec.generate_private_key(ec.SECP256R1())
         pem = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -131,8 +145,11 @@ def durable_key(file: Path) -> ec.EllipticCurvePrivateKey:
     return read_private_key(file)
 
 
-def signing_request(key: ec.EllipticCurvePrivateKey) -> bytes:
+def signing_request(key: device_signing.SigningKey) -> bytes:
     """A request for a certificate (PKCS #10 in DER). It names nobody: the fleet gives the id."""
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "device")])
+    if isinstance(key, HardwareKey):
+        return key.signing_request(_NOBODY)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NOBODY)])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
     return request.public_bytes(serialization.Encoding.DER)

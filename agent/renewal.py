@@ -3,11 +3,12 @@
 When two thirds of its life are over, the certificate is renewed at the fleet's enrolment endpoint, in a
 thread of its own: no round waits for that, and when it happens follows from dates alone. The new one takes
 the place of the file; connections to the broker read it as they begin, and the one that is open stays. The
-key stays, so that a crash leaves no certificate without its key.
+key stays, so that a crash leaves no certificate without its key. With the certificate comes all that the
+fleet trusts: while it changes its authority, the old one and the new one.
 
-Who issues certificates chooses how long they are, and sees by name who asks for one again. So the file has
-one size, and the next one's room is taken when the agent starts: how full the disk is, on which records may
-lie, does not show.
+Who issues certificates chooses how long they are, and sees by name who asks for one again. So each of the two
+files has one size, and the room for the next ones is taken when the agent starts: how full the disk is, on
+which records may lie, does not show.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ from typing import Final
 from agent.settings import AgentSettings
 from dpagent.clock import Clock
 from dpagent.errors import DpagentError
-from dpagent.storage import disk_errors, real_path, take_room_for, write_over_spare
+from dpagent.storage import real_path, take_room_for, write_over_spare
 
 log = logging.getLogger(__name__)
 
 _LONGEST_LOOK_S: Final = 3600.0
 _LOOKS: Final = 50
 """In the life of a certificate that is shorter than so many hours."""
-_PEM_BYTES: Final = 17 << 10
-"""Of the longest certificate that an answer may have, as the file has it."""
+_AUTHORITIES_BYTES: Final = 17 << 10
+"""Of the longest list of authorities that an answer may have, as the file has it."""
+_CERTIFICATES_BYTES: Final = 2 * _AUTHORITIES_BYTES
+"""Of the longest certificate, and of those between it and the root."""
 
 
 class Renewal:
@@ -49,15 +52,13 @@ class Renewal:
         self._enrolment, self._mqtt, self._clock = settings.enrolment, settings.mqtt, clock
         self._looks_at = -1.0
         self._thread: threading.Thread | None = None
-        self._size = 0
-        """Of the certificate's file."""
-        if self._enrolment is not None and (file := self._mqtt.cert_file) is not None:
-            authority = self._enrolment.ca_file
-            with disk_errors(authority):
-                self._size = _PEM_BYTES + (authority.stat().st_size if authority.is_file() else 0)
-            # Where it may not be replaced, the log says so once that is due, whatever the disk has.
-            if os.access(real_path(file).parent, os.W_OK):
-                take_room_for(file, self._size)
+        if self._enrolment is not None and (certificate := self._mqtt.cert_file) is not None:
+            for file, size in (
+                (self._enrolment.ca_file, _AUTHORITIES_BYTES), (certificate, _CERTIFICATES_BYTES),
+            ):  # fmt: skip
+                # Where it may not be replaced, the log says so once that is due, whatever the disk has.
+                if file.is_file() and os.access(real_path(file).parent, os.W_OK):
+                    take_room_for(file, size)
 
     def tend(self) -> None:
         """Look at the dates now and then, and begin a renewal when it is due; return at once."""
@@ -71,7 +72,7 @@ class Renewal:
         # Boards that were switched on together need not ask together. No record decides when.
         self._looks_at = now + pause_s * random.uniform(0.75, 1.25)
         if is_due:
-            arguments = (self._enrolment.url, self._enrolment.ca_file, *files, self._size)
+            arguments = (self._enrolment.url, self._enrolment.ca_file, *files)
             self._thread = threading.Thread(target=_renew, args=arguments, name="renewal", daemon=True)
             self._thread.start()
 
@@ -97,11 +98,14 @@ class Renewal:
         return pause_s, now >= identity.renews_at
 
 
-def _renew(url: str, ca_file: Path, cert_file: Path, key_file: Path, size: int) -> None:
+def _renew(url: str, ca_file: Path, cert_file: Path, key_file: Path) -> None:
     from agent.enrolling import renew
 
     try:
-        write_over_spare(cert_file, renew(url, ca_file, cert_file, key_file), size=size)
+        certificate, authorities = renew(url, ca_file, cert_file, key_file)
+        # First: the certificate may be of an authority that the file does not name yet.
+        write_over_spare(ca_file, authorities, size=_AUTHORITIES_BYTES)
+        write_over_spare(cert_file, certificate, size=_CERTIFICATES_BYTES)
     except DpagentError as error:
         log.warning("the certificate was not renewed; it will be tried again: %s", error)
     else:

@@ -29,7 +29,7 @@ from agent.publisher import Publisher
 from agent.state import AgentState
 from agent.token_store import Request
 from dpagent.clock import Clock
-from dpagent.errors import DpagentError
+from dpagent.errors import ConfigurationError, DpagentError
 from dpagent.protocol.blind_signatures import PREFIX_BYTES, BlindSignatureError, blind, finalize
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.issuing import (
@@ -280,7 +280,11 @@ class Tokens:
             reply_key=AnswerOpener(request.reply_secret, self._fleet).public_key,
             blinded=blinded_digest(request.blinded),
         )
-        ask = Ask(statement, self._identity.sign(statement.signed), request.blinded)
+        try:
+            ask = Ask(statement, self._identity.sign(statement.signed), request.blinded)
+        except ConfigurationError as error:  # of a key in hardware
+            log.warning("no request for tokens can be signed; it will be tried again: %s", error)
+            return True
         try:
             message = seal_ask(ask, request.sealing_key, self._fleet)
         except ValueError as error:
@@ -328,6 +332,8 @@ class Tokens:
                 )
             case Verdict.OVER_LIMIT:
                 reason = "the fleet grants this board no more budget (tokens.device_epsilon in fleet.yaml)"
+            case Verdict.EXCLUDED:
+                reason = "the fleet's operator leaves this board out for now"
             case Verdict.ASKED_OTHERWISE:
                 reason = "the coordinator has granted this round's tokens for another request of this board"
             case Verdict.CLOSED:

@@ -183,7 +183,7 @@ class _Job:
 
     def over_mosquitto(self, devices: int, two_point: Mapping[str, Any]) -> float:
         """Accuracy in percent of one run."""
-        rounds, _ = run_swarm(self.values(devices, 0, two_point), self.shards(devices, 0), self.source.test)
+        rounds, *_ = run_swarm(self.values(devices, 0, two_point), self.shards(devices, 0), self.source.test)
         accuracy = rounds[-1].accuracy
         assert accuracy is not None
         return 100 * accuracy

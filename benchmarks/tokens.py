@@ -23,10 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from cryptography.hazmat.primitives.asymmetric import ec
-
-from agent.identity import Identity
 from benchmarks.figures import Figure
+from benchmarks.members import TokenRequest, enrolled
 from benchmarks.seal import RECORDS, first_task
 from benchmarks.traffic import _PUBACK, _fragments, _from_coordinator
 from coordinator.authority import create_authority
@@ -35,11 +33,10 @@ from coordinator.devices import Devices
 from coordinator.issuing import Issuer
 from coordinator.registry import Registry, StoredKey
 from dpagent.protocol.blind_signatures import PREFIX_BYTES, blind, finalize
-from dpagent.protocol.device_signing import new_device_id
-from dpagent.protocol.issuing import AnswerOpener, Ask, AskOpener, Statement, Wish, blinded_digest, seal_ask
+from dpagent.protocol.issuing import AskOpener
 from dpagent.protocol.sealing import Opener, new_sealing_secret
 from dpagent.protocol.signing import Signer, new_signing_secret
-from dpagent.protocol.tokens import RoundKey, TokenKeys, key_digest
+from dpagent.protocol.tokens import RoundKey, TokenKeys
 from simulation.presets import PRESETS
 
 _BOARDS: Final = 100
@@ -73,15 +70,10 @@ def _issuing(directory: Path, private: PrivateKey, opener: AskOpener, keys: Toke
     with Devices(directory) as devices:
         registry = Registry(directory)
         registry.add_key(_JOB, StoredKey(1, keys.moduli[0], private.to_bytes()), [])
-        requests = []
-        for _ in range(_BOARDS):
-            key = ec.generate_private_key(ec.SECP256R1())
-            certificate = authority.issue_device(
-                key.public_key(), new_device_id(), days=1, now=datetime.now(UTC)
-            )
-            with devices.transaction():
-                device = devices.add(certificate, at=0.0)
-            requests.append((device.id, _request(Identity(device.id, certificate, key), keys)))
+        requests = [
+            (identity.device_id, TokenRequest(identity, keys, 1, _FLEET).message())
+            for identity in enrolled(authority, directory, _BOARDS)
+        ]
         issuer = Issuer(
             _FLEET, opener=opener, devices=devices, registry=registry, device_epsilon=None, now=time.time
         )
@@ -97,19 +89,6 @@ def _issuing(directory: Path, private: PrivateKey, opener: AskOpener, keys: Toke
         Figure(f"issuing for {_BOARDS} boards of {_FRAGMENTS} fragments", issuing, "s of one core"),
         Figure("a board's request for a round", size, "bytes"),
     ]
-
-
-def _request(identity: Identity, keys: TokenKeys) -> bytes:
-    key = RoundKey.of(keys, 1, _FLEET)
-    blinded = tuple(
-        blind(key.public(place), key.message(place, os.urandom(PREFIX_BYTES))).message
-        for place in range(_FRAGMENTS)
-    )
-    statement = Statement(
-        bytes.fromhex(identity.device_id), _JOB, 1, Wish.TAKES_PART, key_digest(keys, 1, _FLEET), 1,
-        bytes(32), AnswerOpener(new_sealing_secret(), _FLEET).public_key, blinded_digest(blinded),
-    )  # fmt: skip
-    return seal_ask(Ask(statement, identity.sign(statement.signed), blinded), keys.sealing_key, _FLEET)
 
 
 def _checking(private: PrivateKey, keys: TokenKeys) -> list[Figure]:

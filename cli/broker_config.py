@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,31 +16,33 @@ from cli.configurations import FleetConfig, coordinator_settings
 from dpagent.errors import BrokerError, UsageError
 
 if TYPE_CHECKING:
-    from coordinator.brokers.deployment import TlsFiles
+    from coordinator.brokers.deployment import Membership
+    from coordinator.settings import CoordinatorSettings
 
 
 def broker_config(
     software: Annotated[Literal["mosquitto", "rabbitmq", "nats", "emqx"], typer.Argument(help="The broker.")],
     config: FleetConfig = None,
-    directory: Annotated[
-        Path, typer.Option(help="Where its files go; those of before are replaced, passwords are kept.")
-    ] = Path("broker"),
     address: Annotated[str, typer.Option(help="Address to listen at.")] = "0.0.0.0",
     port: Annotated[
         int | None, typer.Option(min=1, max=65_535, help="Port to listen at.", show_default="8883 or 1883")
     ] = None,
-    certificate: Annotated[Path | None, typer.Option(help="The broker's certificate (PEM).")] = None,
-    key: Annotated[Path | None, typer.Option(help="The private key of --certificate (PEM).")] = None,
-    authority: Annotated[
+    certificate: Annotated[
         Path | None,
+        typer.Option(help="The broker's certificate (PEM).", show_default="broker.crt in broker_dir"),
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(help="The private key of --certificate (PEM).", show_default="broker.key in broker_dir"),
+    ] = None,
+    members: Annotated[
+        bool,
         typer.Option(
-            help="Authority whose certificates boards, coordinator and mixer have to show (PEM). Then boards "
-            "need no --board."
+            "--members",
+            help="Boards, coordinator and mixer have to show certificates of the fleet's authority; boards "
+            "need no --board.",
         ),
-    ] = None,
-    revoked: Annotated[
-        Path | None, typer.Option(help="Certificates that --authority has revoked (PEM; mosquitto).")
-    ] = None,
+    ] = False,
     board: Annotated[
         list[str] | None, typer.Option(help="Name of a board, which gets a password; once for each.")
     ] = None,
@@ -49,53 +54,76 @@ def broker_config(
 ) -> None:
     """Write a broker's configuration for this fleet: TLS, access rules for each role, limits, persistence.
 
-    A board may publish fragments, and read plan, model, assets and receipts; nobody may do more than its role
-    needs. What holds on which broker: docs/brokers.md.
+    Its files go to broker_dir of fleet.yaml; those of before are replaced, passwords are kept. A board may
+    publish fragments, and read plan, model, assets and receipts; nobody may do more than its role needs. With
+    --members the files follow who is a member, and a broker that --run started reads them. What holds on
+    which broker: docs/brokers.md.
     """
-    from coordinator.brokers.deployment import Deployment
     from coordinator.brokers.registry import BROKERS
-    from coordinator.brokers.writing import USERS, users_of, write_files
+    from coordinator.brokers.running import claim
+    from coordinator.brokers.writing import USERS, BrokerChoices, deployment_of, write_broker
 
     chosen, boards = BROKERS[software], board or []
-    if plain and (given := _given(certificate=certificate, key=key, authority=authority, revoked=revoked)):
-        raise UsageError(f"`--plain` and `--{given}` do not go together: certificates are TLS's.")
-    tls = None if plain else _tls(certificate, key, authority, revoked)
+    settings = coordinator_settings(config)
+    directory = settings.broker_dir.absolute()
+    if plain and (given := [name for name, value in _of_tls(certificate, key, members) if value]):
+        raise UsageError(f"`--plain` and `--{given[0]}` do not go together: certificates are TLS's.")
     if plain and not _is_loopback(address):
         raise UsageError(
             f"`--plain` at {address}: passwords would cross the network as they are. Give --address "
             "127.0.0.1, or --certificate and --key."
         )
-    if not boards and authority is None:
-        raise UsageError("No board can connect: give --board once for each, or --authority.")
-    if boards and authority is not None:
-        raise UsageError(
-            "`--board` and `--authority` do not go together: certificates take passwords' place."
-        )
+    if not boards and not members:
+        raise UsageError("No board can connect: give --board once for each, or --members.")
+    if boards and members:
+        raise UsageError("`--board` and `--members` do not go together: certificates take passwords' place.")
+    files = (None, None) if plain else _tls(directory, certificate, key)
     program = chosen.find()
     if run and program is None:
         raise BrokerError(f"{software} is not installed: {chosen.package}.")
-    fleet = coordinator_settings(config).fleet
-    directory = directory.absolute()
-    deployment = Deployment(
-        fleet, directory, address, port or (1883 if plain else 8883), tls,
-        users_of(directory, boards=boards, mixed=mixer), mixer,
+    choices = BrokerChoices(
+        software=software, address=address, port=port or (1883 if plain else 8883), certificate=files[0],
+        key=files[1], members=members, boards=tuple(boards), mixer=mixer,
     )  # fmt: skip
-    for file in write_files(chosen, deployment):
+    with _membership(settings) if members else nullcontext() as membership:
+        deployment = deployment_of(settings.fleet, directory, choices, membership)
+        written = write_broker(choices, deployment)
+    for file in written:
         typer.echo(f"Wrote {file}.")
     for user in deployment.users:
-        typer.echo(
-            f"{user.role}: mqtt.username {user.name}, mqtt.password_file {directory / USERS / user.name}"
-        )
+        if user.password is not None:
+            typer.echo(
+                f"{user.role}: mqtt.username {user.name}, mqtt.password_file {directory / USERS / user.name}"
+            )
     for remark in chosen.remarks(deployment):
         typer.echo(remark)
     if run and program is not None:
         command = chosen.command(program, deployment)
-        typer.echo(f"Starting {software} at {address}:{deployment.port}.")
+        if chosen.reload_signal is not None:
+            # A broker that is told before it listens for that would end.
+            signal.signal(chosen.reload_signal, signal.SIG_IGN)
+            claim(directory)
+        typer.echo(f"Starting {software} at {address}:{choices.port}.")
         os.execve(command.arguments[0], list(command.arguments), os.environ | dict(command.environment))
 
 
-def _given(**options: Path | None) -> str | None:
-    return next((name for name, value in options.items() if value is not None), None)
+@contextmanager
+def _membership(settings: CoordinatorSettings) -> Iterator[Membership]:
+    """Who is a member, which nobody changes before it is written: who enrols next finds the broker there."""
+    from datetime import UTC, datetime
+
+    from coordinator.authority import load_authorities
+    from coordinator.devices import Devices
+    from coordinator.membership import membership_of
+
+    now = datetime.now(UTC)
+    authorities = load_authorities(settings.members_dir, now=now)
+    with Devices(settings.members_place) as devices, devices.transaction():
+        yield membership_of(authorities, devices, now)
+
+
+def _of_tls(certificate: Path | None, key: Path | None, members: bool) -> list[tuple[str, object]]:
+    return [("certificate", certificate), ("key", key), ("members", members)]
 
 
 def _is_loopback(address: str) -> bool:
@@ -105,24 +133,18 @@ def _is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-def _tls(
-    certificate: Path | None, key: Path | None, authority: Path | None, revoked: Path | None
-) -> TlsFiles:
+def _tls(directory: Path, certificate: Path | None, key: Path | None) -> tuple[Path, Path]:
     """The files of TLS, each of which is there.
 
     Raises:
         UsageError: One is missing.
     """
-    from coordinator.brokers.deployment import TlsFiles
-
-    if certificate is None or key is None:
-        raise UsageError("Give the broker's --certificate and --key, or --plain on loopback.")
-    if revoked is not None and authority is None:
-        raise UsageError("`--revoked` needs the --authority that has revoked them.")
-    for name, file in (
-        ("certificate", certificate), ("key", key), ("authority", authority), ("revoked", revoked),
-    ):  # fmt: skip
-        if file is not None and not file.is_file():
-            raise UsageError(f"`--{name}` {file} is not a file; expected one in PEM.")
-    absolute = [None if each is None else each.absolute() for each in (authority, revoked)]
-    return TlsFiles(certificate.absolute(), key.absolute(), *absolute)
+    found = {"certificate": certificate or directory / "broker.crt", "key": key or directory / "broker.key"}
+    for name, file in found.items():
+        if not file.is_file():
+            raise UsageError(
+                f"`--{name}` {file} is not a file; expected one in PEM. `dpagent coordinator ca server "
+                f"HOST --out "
+                f"{directory}` makes both, or give --plain on loopback."
+            )
+    return found["certificate"].absolute(), found["key"].absolute()

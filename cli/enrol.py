@@ -79,6 +79,13 @@ def enrol(
             help="A file with the code (`-`: standard input); other users of the board do not see it."
         ),
     ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of a key that is there already, or that names one in hardware (docs/deploy.md); "
+            "else a new one is made."
+        ),
+    ] = None,
     config: NewConfig = Path("agent.yaml"),
     data: DataOption = None,
     name: NameOption = "my-records",
@@ -93,17 +100,17 @@ def enrol(
 ) -> None:
     """Join a fleet with an invitation: key, certificate, agent.yaml, ledger, and a first connection.
 
-    The key is made here and never leaves. Records are looked at on this machine alone, as with `dpagent
-    init`. If the network fails, run the same command again: the code is not used up. With an agent.yaml that
-    an enrolment wrote, only key and certificate are replaced, and its ledger stays.
+    The key is made here, unless --key gives one, and never leaves. Records are looked at on this machine
+    alone, as with `dpagent init`. If the network fails, run the same command again: the code is not used up.
+    With an agent.yaml that an enrolment wrote, only key and certificate are replaced, and its ledger stays.
     """
     invitation = _invitation(code, code_file)
     if config.exists():
-        settings = _again(invitation, config, ledger=ledger)
+        settings = _again(invitation, config, key=key, ledger=ledger)
     else:
         settings = _anew(
-            invitation, config, name=name, delta=delta, profile=profile, state_dir=state_dir, ledger=ledger,
-            given={"data": data, "epsilon": epsilon},
+            invitation, config, key=key, name=name, delta=delta, profile=profile, state_dir=state_dir,
+            ledger=ledger, given={"data": data, "epsilon": epsilon},
         )  # fmt: skip
     if connect:
         _connect(settings.mqtt)
@@ -132,6 +139,7 @@ def _anew(
     config: Path,
     *,
     given: dict[str, Any],
+    key: Path | None,
     name: str,
     delta: float | None,
     profile: str,
@@ -154,7 +162,7 @@ def _anew(
     require_valid({"fleet": "unknown", "coordinator_key": _NO_KEY, **values, "mqtt": {}})
     with disk_errors(config):
         config.parent.mkdir(parents=True, exist_ok=True)
-    enrolled = enrol(invitation, durable_key(pending))
+    enrolled = enrol(invitation, durable_key(pending, key))
     values = {
         "fleet": enrolled.answer.fleet,
         "coordinator_key": enrolled.answer.coordinator_key,
@@ -172,7 +180,7 @@ def _anew(
     return settings
 
 
-def _again(invitation: Invitation, config: Path, *, ledger: bool) -> AgentSettings:
+def _again(invitation: Invitation, config: Path, *, key: Path | None, ledger: bool) -> AgentSettings:
     """Enrol a board that has the configuration of an enrolment, as another device; or go on where the first
     one was interrupted.
 
@@ -197,7 +205,7 @@ def _again(invitation: Invitation, config: Path, *, ledger: bool) -> AgentSettin
     # No other sign of an interruption will do: the key of an attempt that an endpoint refused is none, and a
     # board whose state was lost would get its whole budget again.
     is_first = files.ledger_is_due.exists() and not key_file.exists()
-    enrolled = enrol(invitation, durable_key(pending))
+    enrolled = enrol(invitation, durable_key(pending, key))
     known, told = (settings.fleet, settings.coordinator_key), enrolled.answer
     if known != (told.fleet, told.coordinator_key):
         raise ConfigurationError(
@@ -253,7 +261,7 @@ def _keep(
     told = enrolled.answer.broker.authority
     if told not in ("fleet", "system"):
         write_atomically(files.broker_authority, told.encode())
-    write_atomically(authority or files.authority, pem_of(enrolled.authority).encode())
+    write_atomically(authority or files.authority, pem_of(enrolled.authorities).encode())
     write_atomically(certificate or files.certificate, pem_of(enrolled.chain).encode())
 
 

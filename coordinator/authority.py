@@ -5,6 +5,9 @@ X.509 (RFC 5280), ECDSA on P-256. It also signs the list of what is revoked.
 A board's certificate is good for a client of TLS and for nothing else, so that no board can pass for the
 broker or for the enrolment endpoint. The revocation list has no end of its own: brokers refuse *every* client
 once a list is past it.
+
+A fleet changes its authority with two of them side by side (:class:`Authorities`): the new one issues from
+then on, and boards that know the old one alone go on until they renew their certificates.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ PROGRAM_DAYS: Final = 825
 _EARLIER: Final = timedelta(hours=1)
 """Certificates begin so long before they are issued: clocks differ."""
 _MOST_NAME: Final = 64
+_PEM: Final = re.compile(rb"-----BEGIN [^-]+-----.+?-----END [^-]+-----", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +52,13 @@ class AuthorityFiles:
 
     @property
     def certificate(self) -> Path:
-        """The authority's certificate, and those above it up to the root: what brokers and boards trust."""
+        """What brokers and boards trust: the authority's certificate and those above it up to the root, and
+        during a change the same of the one before it."""
         return self.members_dir / "ca.crt"
 
     @property
     def key(self) -> Path:
-        """Its private key, mode 0600."""
+        """The private key of each, mode 0600."""
         return self.members_dir / "ca.key"
 
 
@@ -77,6 +82,14 @@ class Authority:
     def fingerprint(self) -> bytes:
         """Of the whole chain, as invitations carry it."""
         return fingerprint(self.chain)
+
+    def has_issued(self, certificate: x509.Certificate) -> bool:
+        """Whether a certificate is one of its own."""
+        try:
+            certificate.verify_directly_issued_by(self.certificate)
+        except (ValueError, TypeError, InvalidSignature):
+            return False
+        return True
 
     def issue_device(self, key: ClientKey, device_id: str, *, days: float, now: datetime) -> x509.Certificate:
         """A board's certificate, which says nothing of the board but its id."""
@@ -138,6 +151,12 @@ class Authority:
         signed = builder.sign(self._key, hashes.SHA256())
         return signed.public_bytes(serialization.Encoding.PEM)
 
+    def key_pem(self) -> bytes:
+        """Its private key, for a file that nobody else reads."""
+        return self._key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+
     def _issued(
         self,
         key: ClientKey,
@@ -168,6 +187,45 @@ class Authority:
         return builder.sign(self._key, hashes.SHA256())
 
 
+@dataclass(frozen=True, slots=True)
+class Authorities:
+    """The authorities of a fleet.
+
+    Attributes:
+        issuing: issues to boards and to the operator's programs.
+        retiring: the one before it, during a change: what it has issued is still accepted, and it signs for
+            servers, which boards have to trust that know it alone.
+    """
+
+    issuing: Authority
+    retiring: Authority | None = None
+
+    @property
+    def all(self) -> tuple[Authority, ...]:
+        """The issuing one first."""
+        return (self.issuing,) if self.retiring is None else (self.issuing, self.retiring)
+
+    @property
+    def anchor(self) -> Authority:
+        """The one that every board trusts: by it the endpoint and invitations are known."""
+        return self.retiring or self.issuing
+
+    @property
+    def trusted(self) -> tuple[x509.Certificate, ...]:
+        """All that brokers and boards trust."""
+        return tuple(certificate for each in self.all for certificate in each.chain)
+
+    def chain_of(self, certificate: x509.Certificate) -> tuple[x509.Certificate, ...]:
+        """What is shown with a certificate of one of them: itself, and those between it and the root."""
+        issuer = next((each for each in self.all if each.has_issued(certificate)), self.issuing)
+        return (certificate, *issuer.chain[:-1])
+
+    def revocation_lists(self, revoked: Iterable[tuple[int, float]], *, now: datetime) -> tuple[bytes, ...]:
+        """The list of each. All are of the same serial numbers, which are random."""
+        numbers = list(revoked)
+        return tuple(each.revocation_list(numbers, now=now) for each in self.all)
+
+
 def create_authority(members_dir: Path, fleet: str, *, now: datetime) -> Authority:
     """Make a fleet's own authority, with a key that is kept in the members directory.
 
@@ -176,6 +234,10 @@ def create_authority(members_dir: Path, fleet: str, *, now: datetime) -> Authori
         StorageError: It cannot be written.
     """
     _require_none(members_dir)
+    return _kept(members_dir, Authorities(_made(fleet, now))).issuing
+
+
+def _made(fleet: str, now: datetime) -> Authority:
     key = ec.generate_private_key(ec.SECP256R1())
     # Two authorities of one name would be one to a library that looks issuers up by name.
     subject = _subject(f"dpagent fleet {fleet[:32]} {secrets.token_hex(4)}")
@@ -192,7 +254,7 @@ def create_authority(members_dir: Path, fleet: str, *, now: datetime) -> Authori
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    return _kept(members_dir, [certificate], key, now)
+    return Authority([certificate], key)
 
 
 def adopt_authority(members_dir: Path, certificate_file: Path, key_file: Path, *, now: datetime) -> Authority:
@@ -210,16 +272,70 @@ def adopt_authority(members_dir: Path, certificate_file: Path, key_file: Path, *
         StorageError: A file cannot be read or written.
     """
     _require_none(members_dir)
-    chain, key = _read_chain(certificate_file), _read_key(key_file)
-    _require_able(chain, key, certificate_file, key_file, now)
-    return _kept(members_dir, chain, key, now)
+    return _kept(members_dir, Authorities(_given(certificate_file, key_file, now))).issuing
 
 
-def load_authority(members_dir: Path, *, now: datetime) -> Authority:
-    """The authority in a members directory.
+def _given(certificate_file: Path, key_file: Path, now: datetime) -> Authority:
+    chain = [each for part in _read_chains(certificate_file) for each in part]
+    keys = _read_keys(key_file)
+    return _able(chain, keys, certificate_file, key_file, now)
+
+
+def begin_change(
+    members_dir: Path, fleet: str, given: tuple[Path, Path] | None, *, now: datetime
+) -> Authorities:
+    """Let another authority issue from now on, beside the one so far, which retires.
+
+    Args:
+        members_dir: of the fleet.
+        fleet: its name.
+        given: certificate and key of the operator's own, as of :func:`adopt_authority`; None makes one.
+        now: the time.
 
     Raises:
-        ConfigurationError: There is none, or it can issue nothing.
+        UsageError: A change is under way, or it is the same authority.
+        ConfigurationError: One of them can issue nothing.
+        StorageError: A file cannot be read or written.
+    """
+    before = load_authorities(members_dir, now=now)
+    if before.retiring is not None:
+        raise UsageError(
+            "A change of the authority is under way: `dpagent coordinator ca show` says who still has a "
+            "certificate of the one before, and `dpagent coordinator ca retire` ends it."
+        )
+    authority = _made(fleet, now) if given is None else _given(*given, now)
+    if authority.certificate.subject == before.issuing.certificate.subject:
+        raise UsageError(
+            f"{authority.certificate.subject.rfc4514_string()} is the name of the authority that the "
+            f"fleet has; "
+            "expected one of another name, since revocation lists are found by it."
+        )
+    return _kept(members_dir, Authorities(authority, before.issuing))
+
+
+def end_change(members_dir: Path, *, now: datetime) -> Authorities:
+    """Let the authority that retires be none any more; its key is deleted.
+
+    Raises:
+        UsageError: None retires.
+        ConfigurationError, StorageError: As of :func:`load_authorities`, or a file cannot be written.
+    """
+    before = load_authorities(members_dir, now=now)
+    files, after = AuthorityFiles(members_dir), Authorities(before.issuing)
+    # Where a power cut came between the two files below, the key is left.
+    if before.retiring is None and len(_read_keys(files.key)) == 1:
+        raise UsageError("No authority retires: `dpagent coordinator ca change` begins a change.")
+    # In this order: without its key, an authority that is still named would be one that can issue nothing.
+    write_atomically(files.certificate, pem_of(after.trusted))
+    write_atomically(files.key, after.issuing.key_pem(), mode=0o600)
+    return after
+
+
+def load_authorities(members_dir: Path, *, now: datetime) -> Authorities:
+    """The authorities in a members directory.
+
+    Raises:
+        ConfigurationError: There is none, or one can issue nothing.
         StorageError: A file cannot be read.
     """
     files = AuthorityFiles(members_dir)
@@ -233,9 +349,14 @@ def load_authority(members_dir: Path, *, now: datetime) -> Authority:
             raise ConfigurationError(
                 f"{files.key} is a secret that other users may read. Run: chmod 600 {files.key}"
             )
-    chain, key = _read_chain(files.certificate), _read_key(files.key)
-    _require_able(chain, key, files.certificate, files.key, now)
-    return Authority(chain, key)
+    chains, keys = _read_chains(files.certificate), _read_keys(files.key)
+    if len(chains) > 2:
+        raise ConfigurationError(
+            f"{files.certificate} holds {len(chains)} authorities; expected the one that issues, and "
+            f"during a "
+            "change the one before it."
+        )
+    return Authorities(*(_able(each, keys, files.certificate, files.key, now) for each in chains))
 
 
 def _require_none(members_dir: Path) -> None:
@@ -248,18 +369,14 @@ def _require_none(members_dir: Path) -> None:
             )
 
 
-def _kept(
-    members_dir: Path, chain: Sequence[x509.Certificate], key: AuthorityKey, now: datetime
-) -> Authority:
-    files, authority = AuthorityFiles(members_dir), Authority(chain, key)
+def _kept(members_dir: Path, authorities: Authorities) -> Authorities:
+    files = AuthorityFiles(members_dir)
     with disk_errors(members_dir):
         members_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    write_atomically(files.key, pem, mode=0o600)
-    write_atomically(files.certificate, pem_of(chain))  # Last: with it, the authority is there.
-    return authority
+    write_atomically(files.key, b"".join(each.key_pem() for each in authorities.all), mode=0o600)
+    # Last: with it, the authority is there. Keys are found by what is in it, and one too many does no harm.
+    write_atomically(files.certificate, pem_of(authorities.trusted))
+    return authorities
 
 
 def pem_of(certificates: Iterable[x509.Certificate]) -> bytes:
@@ -267,39 +384,54 @@ def pem_of(certificates: Iterable[x509.Certificate]) -> bytes:
     return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in certificates)
 
 
-def _read_chain(file: Path) -> list[x509.Certificate]:
+def _read_chains(file: Path) -> list[list[x509.Certificate]]:
+    """The chains in a file, each of which ends with a root."""
     with disk_errors(file):
         data = file.read_bytes()
     try:
-        return x509.load_pem_x509_certificates(data)
+        certificates = x509.load_pem_x509_certificates(data)
     except ValueError as error:
         raise ConfigurationError(f"{file} holds no certificate; expected one or more in PEM.") from error
+    chains: list[list[x509.Certificate]] = [[]]
+    for each in certificates:
+        if chains[-1] and chains[-1][-1].issuer == chains[-1][-1].subject:
+            chains.append([])
+        chains[-1].append(each)
+    return chains
 
 
-def _read_key(file: Path) -> AuthorityKey:
+def _read_keys(file: Path) -> list[AuthorityKey]:
     with disk_errors(file):
         data = file.read_bytes()
-    try:
-        key = serialization.load_pem_private_key(data, password=None)
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(
-            f"{file} holds no private key; expected one in PEM, without a passphrase."
-        ) from error
-    if not isinstance(key, (ec.EllipticCurvePrivateKey, rsa.RSAPrivateKey)):
-        raise ConfigurationError(f"{file} is a key of another kind; expected an elliptic curve's or RSA.")
-    return key
+    keys: list[AuthorityKey] = []
+    for pem in _PEM.findall(data) or [data]:
+        try:
+            key = serialization.load_pem_private_key(pem, password=None)
+        except (ValueError, TypeError) as error:
+            raise ConfigurationError(
+                f"{file} holds no private key; expected one in PEM, without a passphrase."
+            ) from error
+        if not isinstance(key, (ec.EllipticCurvePrivateKey, rsa.RSAPrivateKey)):
+            raise ConfigurationError(f"{file} is a key of another kind; expected an elliptic curve's or RSA.")
+        keys.append(key)
+    return keys
 
 
-def _require_able(
+def _able(
     chain: Sequence[x509.Certificate],
-    key: AuthorityKey,
+    keys: Sequence[AuthorityKey],
     certificate_file: Path,
     key_file: Path,
     now: datetime,
-) -> None:
+) -> Authority:
+    """The authority of a chain and of that key which is its own, if it can issue."""
     certificate = chain[0]
-    if certificate.public_key() != key.public_key():
-        raise ConfigurationError(f"{key_file} is not the key of the first certificate in {certificate_file}.")
+    key = next((each for each in keys if each.public_key() == certificate.public_key()), None)
+    if key is None:
+        raise ConfigurationError(
+            f"{key_file} is not the key of {certificate.subject.rfc4514_string()!r} in {certificate_file}; "
+            "expected the key of the certificate that signs, which comes first."
+        )
     try:
         is_authority = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
         usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
@@ -326,6 +458,7 @@ def _require_able(
                 f"{each.not_valid_before_utc:%Y-%m-%d} to {each.not_valid_after_utc:%Y-%m-%d}; expected one "
                 "that is valid now. Check the clock of this machine."
             )
+    return Authority(chain, key)
 
 
 def _key_usage(

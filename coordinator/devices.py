@@ -11,6 +11,7 @@ granted counts for both (:meth:`Devices.lineage`).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -56,6 +57,8 @@ class Device:
     note: str
     """The operator's, from the invitation."""
     revoked_at: float | None
+    excluded_at: float | None
+    """Since when it gets no tokens, though it is a member."""
 
     @property
     def is_member(self) -> bool:
@@ -82,7 +85,7 @@ class Device:
         return device_signing.is_signed(self.parsed, signature, message)
 
 
-_COLUMNS: Final = "id, certificate, enrolled_at, state, replaces, note, revoked_at"
+_COLUMNS: Final = "id, certificate, enrolled_at, state, replaces, note, revoked_at, excluded_at"
 
 
 class Devices:
@@ -203,6 +206,17 @@ class Devices:
             )
             return [(int(row["serial"], 16), float(row["revoked_at"])) for row in rows]
 
+    def ended(self, now: float) -> tuple[str, ...]:
+        """The devices of :meth:`revoked_certificates`."""
+        with self.database.errors():
+            rows = self.database.execute(
+                "SELECT DISTINCT devices.id, revoked_at FROM certificates JOIN devices ON devices.id = "
+                "device "
+                "WHERE state <> ? AND expires_at > ? ORDER BY revoked_at, devices.id",
+                (DeviceState.ENROLLED, now),
+            )
+            return tuple(str(row["id"]) for row in rows)
+
     # What changes the table is called in a transaction.
 
     def add(
@@ -210,7 +224,7 @@ class Devices:
     ) -> Device:
         """Enrol the device that a certificate is issued to.
 
-        One whose place it takes is replaced from now on.
+        One whose place it takes is replaced from now on; was that one excluded, so is this.
 
         Raises:
             ValueError: The certificate is no device's, or the place has been taken.
@@ -221,8 +235,17 @@ class Devices:
         if replaces is not None and self.successor(replaces) is not None:
             raise ValueError(f"device {replaces} has been replaced already")
         self.database.execute(
-            "INSERT INTO devices VALUES (?, ?, ?, ?, ?, ?, NULL)",
-            (device_id, certificate.public_bytes(Encoding.DER), at, DeviceState.ENROLLED, replaces, note),
+            "INSERT INTO devices VALUES (?, ?, ?, ?, ?, ?, NULL, "
+            "(SELECT excluded_at FROM devices WHERE id = ?))",
+            (
+                device_id,
+                certificate.public_bytes(Encoding.DER),
+                at,
+                DeviceState.ENROLLED,
+                replaces,
+                note,
+                replaces,
+            ),
         )
         if replaces is not None:
             self._end(replaces, DeviceState.REPLACED, at)
@@ -249,6 +272,34 @@ class Devices:
     def revoke(self, device_id: str, *, at: float) -> None:
         """Let a device be no member any more, for good. One that is none stays as it is."""
         self._end(device_id, DeviceState.REVOKED, at)
+
+    def exclude(self, device_ids: Sequence[str], *, at: float) -> None:
+        """Let members have no tokens until they are included again; they stay members.
+
+        Raises:
+            UsageError: One is no member, or fewer than half of the members would be left, among whom a
+                fragment could hide.
+        """
+        chosen = set(device_ids)
+        members = [device for device in self.all() if device.is_member]
+        if missing := chosen - {device.id for device in members}:
+            raise UsageError(f"Device {min(missing)} is no member: it gets no tokens as it is.")
+        left = sum(device.excluded_at is None and device.id not in chosen for device in members)
+        if 2 * left < len(members):
+            raise UsageError(
+                f"Of {counted(len(members), 'member')} {left} would be left; expected at least half: a "
+                f"fragment "
+                "hides among those that have tokens of its round. Include others first."
+            )
+        for device_id in sorted(chosen):
+            self.database.execute(
+                "UPDATE devices SET excluded_at = coalesce(excluded_at, ?) WHERE id = ?", (at, device_id)
+            )
+
+    def include(self, device_ids: Sequence[str]) -> None:
+        """Let devices have tokens again."""
+        for device_id in device_ids:
+            self.database.execute("UPDATE devices SET excluded_at = NULL WHERE id = ?", (device_id,))
 
     def _end(self, device_id: str, state: DeviceState, at: float) -> None:
         self.database.execute(

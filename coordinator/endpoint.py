@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import ValidationError
 
-from coordinator.authority import Authority, pem_of
+from coordinator.authority import Authorities, AuthorityFiles, pem_of
 from coordinator.enrolment import Enrolment, RefusedError
 from coordinator.enrolment_settings import split_address
 from dpagent.errors import ConfigurationError, DpagentError
@@ -80,7 +80,9 @@ class Endpoint(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 "enrolment.address is not set; expected host[:port], by which boards reach this endpoint."
             )
         self.host, port = split_address(settings.address)
-        self._context = _context(enrolment.authority)
+        self._authority_file = AuthorityFiles(enrolment.settings.members_dir).certificate
+        self._authority_stamp = self._stamp()
+        self._context = _context(enrolment.authorities)
         self._certify()
         self._lock = threading.Lock()
         self._open: dict[socket.socket, tuple[str, float]] = {}
@@ -129,7 +131,8 @@ class Endpoint(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().server_bind()
 
     def service_actions(self) -> None:
-        """Cut connections whose time is over, and renew the endpoint's own certificate in time."""
+        """Cut connections whose time is over, renew the endpoint's own certificate in time, and take up a
+        change of the authority."""
         now = time.monotonic()
         with self._lock:
             late = [connection for connection, (_, ends_at) in self._open.items() if now >= ends_at]
@@ -137,6 +140,9 @@ class Endpoint(socketserver.ThreadingMixIn, socketserver.TCPServer):
             # The plain method: that of TLS takes the object away from the thread that reads from it.
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
+        if (stamp := self._stamp()) != self._authority_stamp:
+            self._authority_stamp = stamp
+            self._follow_authorities()
         if datetime.now(UTC) >= self._certified_until:
             self._certify_again()
         if (self._turned_away or self._refused) and now >= self._complained_at + _COMPLAINT_S:
@@ -193,6 +199,24 @@ class Endpoint(socketserver.ThreadingMixIn, socketserver.TCPServer):
             log.warning("refused %d requests; the last: %s", self._refused, self._last_refusal)
         self._turned_away = self._refused = 0
 
+    def _stamp(self) -> tuple[int, int]:
+        """What changes with the file of the authorities."""
+        try:
+            status = self._authority_file.stat()
+        except OSError:
+            return 0, 0
+        return status.st_ino, status.st_mtime_ns
+
+    def _follow_authorities(self) -> None:
+        try:
+            self.enrolment = self.enrolment.anew()
+            self._context = _context(self.enrolment.authorities)
+            self._certify()
+        except DpagentError as error:
+            log.error("the authority has changed, and cannot be used: %s", error)
+        else:
+            log.info("the authority has changed")
+
     def _certify_again(self) -> None:
         try:
             self._certify()
@@ -203,7 +227,7 @@ class Endpoint(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def _certify(self) -> None:
         """A fresh key and certificate for the endpoint's address."""
         now, key = datetime.now(UTC), ec.generate_private_key(ec.SECP256R1())
-        authority = self.enrolment.authority
+        authority = self.enrolment.authorities.anchor
         certificate = authority.issue_server(key.public_key(), [self.host], days=_CERTIFICATE_DAYS, now=now)
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -214,7 +238,7 @@ class Endpoint(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._certified_until = certificate.not_valid_after_utc - timedelta(days=_CERTIFICATE_DAYS / 3)
 
 
-def _context(authority: Authority) -> ssl.SSLContext:
+def _context(authorities: Authorities) -> ssl.SSLContext:
     """TLS of a server that asks for a board's certificate, and does without one where a board has none yet.
 
     Who is a member is looked up, by the certificate itself; here only its issuer and its time are verified.
@@ -222,7 +246,7 @@ def _context(authority: Authority) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_OPTIONAL
-    context.load_verify_locations(cadata=pem_of(authority.chain).decode())
+    context.load_verify_locations(cadata=pem_of(authorities.trusted).decode())
     return context
 
 
@@ -241,7 +265,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """The authority's certificate is for everybody."""
         if self.path == AUTHORITY_PATH:
-            self._answer(HTTPStatus.OK, pem_of(self._enrolment.authority.chain), "application/x-pem-file")
+            self._answer(
+                HTTPStatus.OK, pem_of(self._enrolment.authorities.anchor.chain), "application/x-pem-file"
+            )
         else:
             self._refuse(RefusedError("There is nothing here.", HTTPStatus.NOT_FOUND))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
@@ -18,10 +18,12 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from coordinator.authority import Authority, pem_of
+from coordinator.authority import Authorities, load_authorities, pem_of
 from coordinator.devices import Device, Devices, digest_of_key
 from coordinator.invitations import Invitations
+from coordinator.membership import tell_broker, write_begun
 from coordinator.settings import CoordinatorSettings
+from dpagent.errors import DpagentError
 from dpagent.protocol.device_signing import new_device_id
 from dpagent.protocol.enrolment import (
     BrokerAnswer,
@@ -58,13 +60,13 @@ class Enrolment:
 
     Attributes:
         settings: ``fleet.yaml``.
-        authority: that issues.
+        authorities: the fleet's.
         coordinator_key: what boards know the coordinator by.
         broker: what they are told of the broker.
     """
 
     settings: CoordinatorSettings
-    authority: Authority
+    authorities: Authorities
     coordinator_key: str
     broker: BrokerAnswer
 
@@ -100,6 +102,9 @@ class Enrolment:
             certificate = self._issued(key, new_device_id())
             device = devices.add(certificate, at=at, replaces=invitation.replaces, note=invitation.note)
             invitations.redeem(invitation, digest, device.id)
+            lists_members = write_begun(self.settings, self.authorities, devices, datetime.now(UTC))
+        if lists_members:
+            self._tell_broker()
         log.info(
             "device %s enrolled%s", device.id, f", in the place of {device.replaces}" * bool(device.replaces)
         )
@@ -134,16 +139,51 @@ class Enrolment:
             renewed = self._issued(key, device.id)
             devices.renew(renewed, at=at)
         log.info("device %s renewed its certificate", device.id)
-        return RenewAnswer(certificate=pem_of([renewed]).decode())
+        return RenewAnswer(
+            certificate=pem_of(self.authorities.chain_of(renewed)).decode(), authorities=self._trusted
+        )
+
+    def catch_up(self) -> None:
+        """Have the broker know all members: a kill may have come between an enrolment and that.
+
+        Raises:
+            ConfigurationError, StorageError: What it reads cannot be written.
+        """
+        with Devices(self.settings.members_place) as devices, devices.transaction():
+            lists_members = write_begun(self.settings, self.authorities, devices, datetime.now(UTC))
+        if lists_members:
+            self._tell_broker()
+
+    def anew(self) -> Enrolment:
+        """The same, with the authorities as they are by now.
+
+        Raises:
+            ConfigurationError, StorageError: They cannot be read.
+        """
+        return replace(self, authorities=load_authorities(self.settings.members_dir, now=datetime.now(UTC)))
+
+    @property
+    def _trusted(self) -> str:
+        return pem_of(self.authorities.trusted).decode()
+
+    def _tell_broker(self) -> None:
+        """Have the broker let in who has enrolled. That it could not be told ends no enrolment."""
+        try:
+            left = tell_broker(self.settings)
+        except DpagentError as error:
+            left = str(error)
+        if left is not None:
+            log.error("a device has enrolled, and the broker does not know it yet. %s", left)
 
     def _issued(self, key: ec.EllipticCurvePublicKey, device_id: str) -> x509.Certificate:
         days = self.settings.enrolment.certificate_days
-        return self.authority.issue_device(key, device_id, days=days, now=datetime.now(UTC))
+        return self.authorities.issuing.issue_device(key, device_id, days=days, now=datetime.now(UTC))
 
     def _answer(self, device: Device) -> EnrolAnswer:
         return EnrolAnswer(
             device=device.id,
-            certificate=pem_of([device.parsed, *self.authority.chain[:-1]]).decode(),
+            certificate=pem_of(self.authorities.chain_of(device.parsed)).decode(),
+            authorities=self._trusted,
             fleet=self.settings.fleet,
             coordinator_key=self.coordinator_key,
             broker=self.broker,

@@ -58,11 +58,13 @@ class EnrolmentSettings(Settings):
     client_id: ClientId | None = None
     """``mqtt.client_id`` of boards, for brokers that demand a form."""
     revocation_file: FilePath | None = None
-    """Where the revocation list is written for the broker (PEM), relative to this file: a place that the
-    broker's user may read. By default ``revoked.crl`` in ``members_dir``, which it may not."""
-    on_revocation: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Program and arguments that make the broker read the revocation list again, run after it is written; it
-    has 60 seconds. For example ``[systemctl, restart, mosquitto]``."""
+    """Where the revocation list is written for a broker that ``dpagent coordinator broker-config`` did not
+    set up (PEM), relative to this file: a place that the broker's user may read. By default ``revoked.crl``
+    in ``members_dir``, which it may not."""
+    on_members_change: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Program and arguments that make the broker read its files again, run after they are written: when a
+    device is revoked or replaced, and with NATS when one enrols; it has 60 seconds. For example
+    ``[systemctl, restart, mosquitto]``. A broker that ``broker-config --run`` started needs none."""
 
     def resolved(self, file: Path) -> EnrolmentSettings:
         """The same settings with paths resolved relative to the configuration ``file``."""

@@ -28,6 +28,8 @@ from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
 
+_REVISED: Final = frozenset({Verdict.OVER_LIMIT, Verdict.EXCLUDED})
+"""Verdicts that the operator may have changed meanwhile."""
 _ROUNDING: Final = 1e-9
 _SEEN: Final = 65_536
 """Digests of messages that are kept, to drop those that come again: 8 MB."""
@@ -146,7 +148,7 @@ class Issuer:
         before = registry.entry(device.id, statement.job, statement.round)
         if before is not None and before.statement.blinded != statement.blinded:
             return _refusal(Verdict.ASKED_OTHERWISE, keys)
-        if before is None or before.verdict is Verdict.OVER_LIMIT:
+        if before is None or before.verdict in _REVISED:
             if key is None or key.secret is None:
                 return _refusal(Verdict.CLOSED, keys)
             if (later := self._later_ledger(device, statement)) is not None:
@@ -199,6 +201,8 @@ class Issuer:
     def _verdict(self, device: Device, statement: Statement) -> Verdict:
         if statement.wish is not Wish.TAKES_PART:
             return Verdict.NOTED
+        if device.excluded_at is not None:
+            return Verdict.EXCLUDED
         lineage = self._devices.lineage(device.id)
         for earlier in lineage[1:]:
             entry = self._registry.entry(earlier, statement.job, statement.round)

@@ -22,6 +22,7 @@ from dpagent.protocol.issuing import Verdict, Wish
 _EXPORT_VERSION: Final = 1
 _REFUSED: Final = {
     Verdict.OVER_LIMIT: "over the fleet's limit for a device",
+    Verdict.EXCLUDED: "left out by the operator",
     Verdict.ASKED_OTHERWISE: "in a place whose tokens another board has",
 }
 

@@ -128,6 +128,9 @@ class CoordinatorSettings(Settings):
     members_dir: FilePath = Path("members")
     """Directory of the fleet's certificate authority and its table of devices, relative to this file;
     ``dpagent coordinator ca init`` creates it. Keep it as you keep ``keys_dir``."""
+    broker_dir: FilePath = Path("broker")
+    """Directory of the broker that ``dpagent coordinator broker-config`` sets up, relative to this file.
+    While boards enrol and are revoked, its files follow."""
     enrolment: EnrolmentSettings = EnrolmentSettings()
     tokens: TokenSettings = TokenSettings()
     page: PageSettings = PageSettings()
@@ -159,7 +162,7 @@ class CoordinatorSettings(Settings):
 
     @property
     def revocation_file(self) -> Path:
-        """Where the broker reads whose certificates are revoked."""
+        """Where a broker reads whose certificates are revoked that ``broker-config`` did not set up."""
         return self.enrolment.revocation_file or self.members_dir / "revoked.crl"
 
     def directory_of(self, name: str) -> Path:
@@ -471,6 +474,7 @@ def _resolved(settings: CoordinatorSettingsT, file: Path) -> CoordinatorSettings
             "state_dir": resolve(settings.state_dir, file),
             "keys_dir": resolve(settings.keys_dir, file),
             "members_dir": resolve(settings.members_dir, file),
+            "broker_dir": resolve(settings.broker_dir, file),
             "enrolment": settings.enrolment.resolved(file),
             "page": settings.page.resolved(file),
             "mqtt": settings.mqtt.resolved(file),

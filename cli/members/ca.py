@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,13 +13,14 @@ import typer
 from cli.commands import Commands
 from cli.configurations import FleetConfig, coordinator_settings
 from dpagent.errors import UsageError
+from dpagent.wording import counted
 
 if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    from coordinator.authority import Authority
-    from coordinator.devices import Devices
+    from coordinator.authority import Authorities, Authority
+    from coordinator.devices import Device, Devices
     from coordinator.settings import CoordinatorSettings
 
 app = Commands(help="The fleet's certificate authority.", no_args_is_help=True)
@@ -48,30 +50,112 @@ def init(
     Its key issues every board's certificate: `members_dir` belongs on the coordinator's machine, and into its
     backup, and nowhere else. Boards and broker get ca.crt alone.
     """
-    from coordinator.authority import AuthorityFiles, adopt_authority, create_authority
+    from coordinator.authority import Authorities, AuthorityFiles, adopt_authority, create_authority
     from coordinator.devices import Devices
+    from coordinator.membership import write_ended
 
-    if (certificate is None) != (key is None):
-        raise UsageError("Give both --certificate and --key, or neither for an authority of the fleet's own.")
+    given = _given(certificate, key)
     settings, now = coordinator_settings(config), datetime.now(UTC)
-    if certificate is not None and key is not None:
-        authority = adopt_authority(settings.members_dir, certificate, key, now=now)
+    if given is not None:
+        authority = adopt_authority(settings.members_dir, *given, now=now)
     else:
         authority = create_authority(settings.members_dir, settings.fleet, now=now)
-    with Devices(settings.members_place) as devices:
-        write_revocations(settings, authority, devices, now)
+    with Devices(settings.members_place) as devices, devices.transaction():
+        write_ended(settings, Authorities(authority), devices, now)
     _show(authority)
-    typer.echo(
-        f"For the broker: {AuthorityFiles(settings.members_dir).certificate} (who may connect), "
-        f"{settings.revocation_file} (who no longer)."
-    )
+    typer.echo(f"What boards and broker trust: {AuthorityFiles(settings.members_dir).certificate}")
     typer.echo("Next: dpagent coordinator ca server BROKER, and dpagent coordinator ca client coordinator")
 
 
 @app.command()
 def show(config: FleetConfig = None) -> None:
-    """Show the authority."""
-    _show(_authority(config)[0])
+    """Show the authority, and during a change how far it has come."""
+    from coordinator.devices import Devices
+
+    settings = coordinator_settings(config)
+    authorities = _authorities(settings)
+    _show(authorities.issuing)
+    if (retiring := authorities.retiring) is not None:
+        typer.echo("It takes the place of:")
+        _show(retiring)
+        with Devices(settings.members_place) as devices:
+            left = left_behind(authorities, devices)
+            members = devices.members()
+        typer.echo(f"{members - len(left)} of {counted(members, 'member')} have certificates of the new one.")
+
+
+@app.command()
+def change(
+    config: FleetConfig = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="As of `ca init`: your own authority, the next one.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="Its private key (PEM, without a passphrase).")] = None,
+) -> None:
+    """Begin to change the authority: another one issues from now on, and the one so far retires.
+
+    Broker and endpoint let in certificates of both. Boards get certificates of the new one, and learn to
+    trust it, when they renew theirs or enrol; `ca show` counts them. Then make the certificates of broker
+    and coordinator anew, and end the change with `ca retire`. An authority whose key others have is not
+    changed: begin anew, with another members_dir.
+    """
+    from coordinator.authority import begin_change
+    from coordinator.devices import Devices
+    from coordinator.membership import tell_broker, write_ended
+
+    given = _given(certificate, key)
+    settings, now = coordinator_settings(config), datetime.now(UTC)
+    with Devices(settings.members_place) as devices, devices.transaction():
+        authorities = begin_change(settings.members_dir, settings.fleet, given, now=now)
+        write_ended(settings, authorities, devices, now)
+    _show(authorities.issuing)
+    typer.echo("Boards get its certificates as they renew theirs; see `dpagent coordinator ca show`.")
+    if (left := tell_broker(settings)) is not None:
+        typer.echo(left, err=True)
+
+
+@app.command()
+def retire(
+    config: FleetConfig = None,
+    lock_out: Annotated[
+        bool,
+        typer.Option(
+            "--lock-out", help="Also where members still have certificates of the one that retires."
+        ),
+    ] = False,
+) -> None:
+    """End a change of the authority: what the one before has issued is accepted no more, and its key deleted.
+
+    Who still has one of its certificates is a member and cannot connect: `devices replace` makes a code for
+    it. Codes that were made during the change can be used no more.
+    """
+    from coordinator.authority import end_change
+    from coordinator.devices import Devices
+    from coordinator.membership import tell_broker, write_ended
+
+    settings, now = coordinator_settings(config), datetime.now(UTC)
+    with Devices(settings.members_place) as devices, devices.transaction():
+        authorities = _authorities(settings)
+        left = left_behind(authorities, devices)
+        if left and not lock_out:
+            raise UsageError(
+                f"{counted(len(left), 'member')} would be locked out, whose certificates are of the "
+                f"authority that "
+                f"retires: {', '.join(each.id[:8] for each in left[:8])}{', …' if len(left) > 8 else ''}. "
+                f"Wait "
+                "until they have renewed them, or give --lock-out."
+            )
+        _require_own(settings, authorities, is_broker_last=bool(left))
+        write_ended(settings, end_change(settings.members_dir, now=now), devices, now)
+    typer.echo("The authority before is none any more.")
+    for each in left:
+        typer.echo(f"Locked out: {each.id}. Its way back: dpagent coordinator devices replace {each.id[:8]}")
+    if left:
+        typer.echo(
+            "Make the broker's certificate anew, and start it again: dpagent coordinator ca server BROKER"
+        )
+    if (text := tell_broker(settings)) is not None:
+        typer.echo(text, err=True)
 
 
 @app.command()
@@ -81,10 +165,18 @@ def server(
     out: OutOption = None,
     days: DaysOption = 825,
 ) -> None:
-    """Make a broker's certificate and key, which boards of this fleet trust."""
-    authority, directory = _authority(config)
+    """Make a broker's certificate and key, which boards of this fleet trust.
+
+    During a change of the authority it is of the one that retires, until all members trust the other.
+    """
+    from coordinator.devices import Devices
+
+    settings = coordinator_settings(config)
+    authorities = _authorities(settings)
+    with Devices(settings.members_place) as devices:
+        authority = authorities.anchor if left_behind(authorities, devices) else authorities.issuing
     _issue(
-        authority, out or directory, "broker",
+        authority, out or settings.members_dir, "broker",
         lambda key: authority.issue_server(key, names, days=days, now=datetime.now(UTC)),
     )  # fmt: skip
 
@@ -97,31 +189,76 @@ def client(
     days: DaysOption = 825,
 ) -> None:
     """Make the certificate and key of a program of yours, such as the coordinator or a mixer."""
-    authority, directory = _authority(config)
+    settings = coordinator_settings(config)
+    authority = _authorities(settings).issuing
     if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
         raise UsageError(f"the name {name!r} cannot be used; expected letters, digits, - and _.")
     cert_file, key_file = _issue(
-        authority, out or directory, name,
+        authority, out or settings.members_dir, name,
         lambda key: authority.issue_client(key, name, days=days, now=datetime.now(UTC)),
     )  # fmt: skip
     typer.echo(f"In its configuration: mqtt: {{cert_file: {cert_file}, key_file: {key_file}}}")
 
 
-def _authority(config: Path | None) -> tuple[Authority, Path]:
-    from coordinator.authority import load_authority
+def left_behind(authorities: Authorities, devices: Devices) -> list[Device]:
+    """The members whose certificate, which has not expired, is of the authority that retires."""
+    if authorities.retiring is None:
+        return []
+    now = time.time()
+    return [
+        device
+        for device in devices.all()
+        if device.is_member and device.expires_at > now and not authorities.issuing.has_issued(device.parsed)
+    ]
 
-    directory = coordinator_settings(config).members_dir
-    return load_authority(directory, now=datetime.now(UTC)), directory
+
+def _require_own(settings: CoordinatorSettings, authorities: Authorities, *, is_broker_last: bool) -> None:
+    """Refuse to end a change that would leave broker or coordinator with a certificate that nobody accepts.
+
+    Args:
+        settings: of the fleet.
+        authorities: before its end.
+        is_broker_last: the broker's is made anew after it: while boards are left behind, `ca server` makes
+        one
+            that they accept.
+
+    Raises:
+        UsageError: One has such a certificate.
+    """
+    from cryptography import x509
+
+    from coordinator.brokers.writing import read_choices
+    from dpagent.storage import disk_errors
+
+    broker = read_choices(settings.broker_dir)
+    for what, file in (
+        ("the broker", None if broker is None else broker.certificate),
+        ("the coordinator", settings.mqtt.cert_file),
+    ):
+        if file is None or authorities.retiring is None or (is_broker_last and what == "the broker"):
+            continue
+        with disk_errors(file):
+            certificate = x509.load_pem_x509_certificate(file.read_bytes())
+        if authorities.retiring.has_issued(certificate):
+            raise UsageError(
+                f"{file}, the certificate of {what}, is of the authority that retires. Remove it and its "
+                f"key, make "
+                "them anew with the same command, and start that program again; then end the change."
+            )
 
 
-def write_revocations(
-    settings: CoordinatorSettings, authority: Authority, devices: Devices, now: datetime
-) -> None:
-    """Write the revocation list for the broker, as the table has it."""
-    from dpagent.storage import write_atomically
+def _authorities(settings: CoordinatorSettings) -> Authorities:
+    from coordinator.authority import load_authorities
 
-    revoked = devices.revoked_certificates(now.timestamp())
-    write_atomically(settings.revocation_file, authority.revocation_list(revoked, now=now))
+    return load_authorities(settings.members_dir, now=datetime.now(UTC))
+
+
+def _given(certificate: Path | None, key: Path | None) -> tuple[Path, Path] | None:
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise UsageError("Give both --certificate and --key, or neither for an authority of the fleet's own.")
+    return certificate, key
 
 
 def _show(authority: Authority) -> None:

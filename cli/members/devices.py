@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.commands import Commands
 from cli.configurations import FleetConfig, coordinator_settings
-from cli.members.ca import write_revocations
 from cli.members.invite import HoursOption, made_invitations
 from cli.tables import print_table
-from dpagent.errors import BrokerError, UsageError
+from dpagent.errors import UsageError
 from dpagent.wording import counted
 
 if TYPE_CHECKING:
@@ -25,8 +23,8 @@ if TYPE_CHECKING:
 app = Commands(help="The devices of the fleet: who is a member.", no_args_is_help=True)
 
 DeviceArgument = Annotated[str, typer.Argument(help="The device's id, or its first characters.")]
+DevicesArgument = Annotated[list[str], typer.Argument(help="Ids, or their first characters.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_PROGRAM_S: Final = 60
 
 
 @app.command("list")
@@ -51,7 +49,7 @@ def list_devices(config: FleetConfig = None, as_json: JsonOption = False) -> Non
             ["device", "state", "enrolled", "certificate ends", "in the place of", "note"],
             [
                 [
-                    device.id, device.state, _day(device.enrolled_at), _day(device.expires_at),
+                    device.id, _standing(device), _day(device.enrolled_at), _day(device.expires_at),
                     (device.replaces or "")[:8], device.note,
                 ]
                 for device in found
@@ -74,6 +72,8 @@ def show(device: DeviceArgument, config: FleetConfig = None, as_json: JsonOption
     typer.echo(f"Device {found.id}: {found.state}{f', {found.note}' if found.note else ''}")
     typer.echo(f"Enrolled {_day(found.enrolled_at)}; its certificate ends {_day(found.expires_at)}.")
     typer.echo(f"Serial number of the certificate: {found.serial:x}")
+    if found.excluded_at is not None:
+        typer.echo(f"Left out of rounds since {_day(found.excluded_at)}.")
     if found.revoked_at is not None:
         typer.echo(f"Not a member since {_day(found.revoked_at)}.")
     for other in before:
@@ -86,8 +86,8 @@ def show(device: DeviceArgument, config: FleetConfig = None, as_json: JsonOption
 def revoke(device: DeviceArgument, config: FleetConfig = None) -> None:
     """Let a device be no member any more, for good: no certificate, and none at the broker.
 
-    The broker obeys when it has read the revocation list again: enrolment.on_revocation in fleet.yaml does
-    that. What the device has spent stays on record.
+    A broker that `broker-config --run` started obeys at once; for another, enrolment.on_members_change in
+    fleet.yaml has it read its files. What the device has spent stays on record.
     """
     settings = coordinator_settings(config)
     with _opened(settings) as devices:
@@ -95,6 +95,40 @@ def revoke(device: DeviceArgument, config: FleetConfig = None) -> None:
         _revoke(settings, devices, found)
     typer.echo(f"Device {found.id} is no member any more.")
     _tell_broker(settings)
+
+
+@app.command()
+def exclude(device: DevicesArgument, config: FleetConfig = None) -> None:
+    """Leave members out of rounds for now: they get no tokens, and stay members.
+
+    By that the boards are found whose fragments harm: leave a group out, and see whether the harm ends
+    (docs/decisions/2026-11-26-no-classes-of-tokens.md). At least half of the members stay in.
+    """
+    settings = coordinator_settings(config)
+    with _opened(settings) as devices, devices.transaction():
+        found = [devices.named(each) for each in device]
+        devices.exclude([each.id for each in found], at=time.time())
+    typer.echo(
+        f"{counted(len({each.id for each in found}), 'member')} left out. Tokens that they have stay "
+        f"valid: those of "
+        f"the open round, and of up to {settings.tokens.rounds_ahead} after it. In jobs without tokens "
+        f"nobody is left out."
+    )
+
+
+@app.command()
+def include(
+    device: Annotated[
+        list[str] | None, typer.Argument(help="Ids, or their first characters.", show_default="all of them")
+    ] = None,
+    config: FleetConfig = None,
+) -> None:
+    """Let members that were left out have tokens again."""
+    with _opened(coordinator_settings(config)) as devices, devices.transaction():
+        found = devices.all() if device is None else [devices.named(each) for each in device]
+        left_out = [each.id for each in found if each.excluded_at is not None]
+        devices.include(left_out)
+    typer.echo(f"{counted(len(left_out), 'member')} let in again.")
 
 
 @app.command()
@@ -138,50 +172,46 @@ def withdraw(config: FleetConfig = None) -> None:
 
 def _opened(settings: CoordinatorSettings) -> Devices:
     """The table, where there is an authority."""
-    from coordinator.authority import load_authority
+    from coordinator.authority import load_authorities
     from coordinator.devices import Devices
 
-    load_authority(settings.members_dir, now=datetime.now(UTC))
+    load_authorities(settings.members_dir, now=datetime.now(UTC))
     return Devices(settings.members_place)
 
 
 def _revoke(settings: CoordinatorSettings, devices: Devices, device: Device) -> None:
-    from coordinator.authority import load_authority
+    from coordinator.authority import load_authorities
+    from coordinator.membership import write_ended
 
     now = datetime.now(UTC)
-    authority = load_authority(settings.members_dir, now=now)
-    # The list is written under the table's lock: of two commands, the later one's list is the later one.
+    authorities = load_authorities(settings.members_dir, now=now)
     with devices.transaction():
         devices.revoke(device.id, at=now.timestamp())
-        write_revocations(settings, authority, devices, now)
+        write_ended(settings, authorities, devices, now)
 
 
 def _tell_broker(settings: CoordinatorSettings) -> None:
-    """Have the broker read the list.
+    """Have the broker read who is a member.
 
     Raises:
-        BrokerError: The operator's program for that failed.
+        BrokerError: It could not be told.
     """
-    command, file = settings.enrolment.on_revocation, settings.revocation_file
-    if not command:
-        typer.echo(f"Have the broker read {file} again (enrolment.on_revocation does that).", err=True)
-        return
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_PROGRAM_S)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).strip()
-        raise BrokerError(
-            f"enrolment.on_revocation, `{' '.join(command)}`, failed: {said}. The device is revoked, and "
-            f"{file} is written; have the broker read it."
-        ) from error
+    from coordinator.membership import tell_broker
+
+    if (left := tell_broker(settings)) is not None:
+        typer.echo(left, err=True)
 
 
 def _values(device: Device) -> dict[str, Any]:
     return {
         "device": device.id, "state": device.state, "serial": f"{device.serial:x}", "note": device.note,
         "enrolled_at": device.enrolled_at, "certificate_ends": device.expires_at,
-        "replaces": device.replaces, "revoked_at": device.revoked_at,
+        "replaces": device.replaces, "revoked_at": device.revoked_at, "excluded_at": device.excluded_at,
     }  # fmt: skip
+
+
+def _standing(device: Device) -> str:
+    return "left out" if device.is_member and device.excluded_at is not None else device.state
 
 
 def _day(at: float) -> str:

@@ -20,14 +20,16 @@ def enrolment(
     """
     start_logging(log_level)
     stop = StopSignals()
-    from coordinator.authority import load_authority
+    from coordinator.authority import load_authorities
     from coordinator.endpoint import Endpoint
     from coordinator.enrolment import Enrolment, told_of_broker
     from coordinator.keys import load_signer
 
     settings = coordinator_settings(config, options)
-    authority = load_authority(settings.members_dir, now=datetime.now(UTC))
+    authorities = load_authorities(settings.members_dir, now=datetime.now(UTC))
     key = load_signer(settings.keys_dir, settings.fleet).public_key
-    endpoint = Endpoint(Enrolment(settings, authority, key, told_of_broker(settings)))
+    desk = Enrolment(settings, authorities, key, told_of_broker(settings))
+    endpoint = Endpoint(desk)
+    desk.catch_up()
     endpoint.serve(stop.serving())
     raise typer.Exit(stop.exit_code)

@@ -90,7 +90,7 @@ def made_invitations(
     Raises:
         ConfigurationError: There is no authority, or no address to invite boards to.
     """
-    from coordinator.authority import load_authority
+    from coordinator.authority import load_authorities
     from coordinator.devices import Devices
     from coordinator.enrolment_settings import split_address
     from coordinator.invitations import Invitations
@@ -101,7 +101,7 @@ def made_invitations(
             "enrolment.address is not set in fleet.yaml; expected host[:port], by which boards reach "
             "`dpagent coordinator enrolment` on this machine."
         )
-    authority = load_authority(settings.members_dir, now=datetime.now(UTC))
+    authority = load_authorities(settings.members_dir, now=datetime.now(UTC)).anchor
     host, port = split_address(settings.enrolment.address)
     made = [Invitation(host, port, authority.fingerprint, new_secret()) for _ in range(count)]
     now = time.time()

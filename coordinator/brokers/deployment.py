@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 from typing import ClassVar, Final, Protocol
 
-from dpagent.errors import UsageError
 from dpagent.protocol.access import OWN, Right, Role, rights_of
 from dpagent.protocol.topics import Topics
 from dpagent.transport.bounds import MAX_PACKET_BYTES
@@ -19,6 +19,8 @@ QUEUED_MESSAGES: Final = 100_000
 QUEUED_BYTES: Final = 256 << 20
 BOARDS: Final = "board"
 """The user that boards are which show a certificate and give no name, where a broker wants one."""
+AUTHORITIES: Final = "authorities.pem"
+REVOKED: Final = "revoked.pem"
 
 assert MAX_PACKET_BYTES <= MESSAGE_BYTES
 
@@ -30,23 +32,48 @@ class TlsFiles:
     Attributes:
         certificate: the broker's.
         key: its private key.
-        authority: whose certificates clients have to show; None if they need none.
-        revoked: the list of those that the authority has revoked.
     """
 
     certificate: Path
     key: Path
-    authority: Path | None = None
-    revoked: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Who is known by a certificate of the fleet's.
+
+    Attributes:
+        authorities: whose certificates are let in, in PEM.
+        revocations: the list of each, in PEM.
+        members: ids of the devices that may take part.
+        ended: ids of those that may no longer, though a certificate of theirs has not expired.
+    """
+
+    authorities: bytes
+    revocations: tuple[bytes, ...]
+    members: tuple[str, ...]
+    ended: tuple[str, ...]
+
+    @property
+    def files(self) -> dict[str, Written]:
+        """The authorities and their lists, as most brokers take them."""
+        return {
+            AUTHORITIES: Written(self.authorities.decode()),
+            REVOKED: Written(b"".join(self.revocations).decode()),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who logs in with a name and a password."""
+    """Who has a name at the broker.
+
+    Attributes:
+        password: None for one whom the certificate names.
+    """
 
     name: str
     role: Role
-    password: str
+    password: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +86,9 @@ class Deployment:
         address: to listen at.
         port: likewise.
         tls: None: without, on loopback or a network of the fleet's own.
-        users: who has a password.
+        users: the coordinator, the mixer if there is one, and boards that have a password.
         mixed: whether the fleet has a mixer.
+        membership: who is known by a certificate; None where all have passwords.
     """
 
     fleet: str
@@ -70,6 +98,7 @@ class Deployment:
     tls: TlsFiles | None
     users: tuple[User, ...]
     mixed: bool = False
+    membership: Membership | None = None
 
     @property
     def store(self) -> Path:
@@ -79,7 +108,12 @@ class Deployment:
     @property
     def wants_certificates(self) -> bool:
         """Whether boards are known by certificates of the fleet's authority, and have no password."""
-        return self.tls is not None and self.tls.authority is not None
+        return self.membership is not None
+
+    @property
+    def authorities(self) -> Path:
+        """The file of those whose certificates are let in."""
+        return self.directory / AUTHORITIES
 
     def filters(self, role: Role, may: str, own: str = "+") -> list[str]:
         """Filters of the topics that a role may read, or write.
@@ -96,18 +130,6 @@ class Deployment:
     def rights(self) -> list[Right]:
         """Of all roles."""
         return rights_of(Topics(self.fleet), mixed=self.mixed, enrolled=self.wants_certificates)
-
-
-def require_no_revocations(deployment: Deployment, why: str) -> None:
-    """Refuse a list of revoked certificates, for a broker that takes none.
-
-    Raises:
-        UsageError: There is one.
-    """
-    if deployment.tls is not None and deployment.tls.revoked is not None:
-        raise UsageError(
-            f"{why}. Leave --revoked out, and end a board's access by a new --authority; or use mosquitto."
-        )
 
 
 def by_name_and_certificate(deployment: Deployment, software: str) -> list[str]:
@@ -147,16 +169,23 @@ class BrokerSoftware(Protocol):
     name: ClassVar[str]
     package: ClassVar[str]
     """What to install, or where it is had."""
+    names_by_certificate: ClassVar[bool]
+    """Whether a certificate names coordinator and mixer, who then need no password."""
+    lists_members: ClassVar[bool]
+    """Whether it lets in whom its files name, so that they change when a board enrols."""
+    reload_signal: ClassVar[Signals | None]
+    """What makes it read its files again, if anything does."""
+    looks_itself: ClassVar[bool]
+    """Whether it looks at its files whenever a client connects."""
 
     def find(self) -> str | None:
         """The program, where it is installed."""
 
     def files(self, deployment: Deployment) -> dict[str, Written]:
-        """The files to write, by their names in the directory.
+        """The files to write, by their names in the directory; those of members are in them."""
 
-        Raises:
-            UsageError: This broker cannot do what is asked.
-        """
+    def member_files(self, deployment: Deployment) -> dict[str, Written]:
+        """Those that follow who is a member; none where all have passwords."""
 
     def command(self, program: str, deployment: Deployment) -> Command:
         """How it is started on these files."""

@@ -3,6 +3,9 @@
 https://docs.emqx.com/en/emqx/latest/configuration/configuration.html, …/access-control/authn/mnesia.html and
 …/access-control/authz/file.html. Written from these pages: no package registry that the test suite reaches
 has EMQX, so no line of it was ever run (docs/brokers.md).
+
+It fetches a revocation list from an address in each certificate, which ours have none of: a device that is no
+member any more is denied everything by a rule.
 """
 
 from __future__ import annotations
@@ -10,16 +13,17 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+from signal import Signals
 from typing import ClassVar
 
 from coordinator.brokers.deployment import (
+    AUTHORITIES,
     MESSAGE_BYTES,
     QUEUED_MESSAGES,
     Command,
     Deployment,
     User,
     Written,
-    require_no_revocations,
 )
 from dpagent.protocol.access import Role
 
@@ -28,6 +32,10 @@ class Emqx:
     """See the module's text."""
 
     name: ClassVar[str] = "emqx"
+    names_by_certificate: ClassVar[bool] = True
+    lists_members: ClassVar[bool] = False
+    reload_signal: ClassVar[Signals | None] = None
+    looks_itself: ClassVar[bool] = False
     package: ClassVar[str] = "https://docs.emqx.com/en/emqx/latest/deploy/install.html"
 
     def find(self) -> str | None:
@@ -36,7 +44,6 @@ class Emqx:
 
     def files(self, deployment: Deployment) -> dict[str, Written]:
         """Configuration, users and rules."""
-        require_no_revocations(deployment, "EMQX takes no file of revoked certificates: it fetches a list")
         directory = deployment.directory
         kind = "tcp" if deployment.tls is None else "ssl"
         listener: dict[str, object] = {"bind": f"{deployment.address or '0.0.0.0'}:{deployment.port}"}
@@ -47,9 +54,9 @@ class Emqx:
                 "versions": ["tlsv1.3", "tlsv1.2"],
                 **(
                     {}
-                    if tls.authority is None
+                    if not deployment.wants_certificates
                     else {
-                        "cacertfile": str(tls.authority),
+                        "cacertfile": str(deployment.authorities),
                         "verify": "verify_peer",
                         "fail_if_no_peer_cert": True,
                     }
@@ -98,13 +105,23 @@ class Emqx:
             },
             "dashboard": {"listeners": {"http": {"bind": 0}}},
         }
-        users = "".join(f"{user.name},{user.password},false\n" for user in deployment.users)
+        users = "".join(
+            f"{user.name},{user.password},false\n" for user in deployment.users if user.password is not None
+        )
         return {
             # HOCON takes JSON.
             "emqx.conf": Written(json.dumps(settings, indent=2) + "\n", 0o600),
             "users.csv": Written(f"user_id,password,is_superuser\n{users}", 0o600),
             "acl.conf": Written(_rules(deployment), 0o600),
+            **self.member_files(deployment),
         }
+
+    def member_files(self, deployment: Deployment) -> dict[str, Written]:
+        """Authorities, and the rules, which deny everything to who is no member any more."""
+        if (membership := deployment.membership) is None:
+            return {}
+        rules = Written(_rules(deployment), 0o600)
+        return {AUTHORITIES: membership.files[AUTHORITIES], "acl.conf": rules}
 
     def command(self, program: str, deployment: Deployment) -> Command:
         """In the foreground, with the configuration of this directory."""
@@ -116,17 +133,27 @@ class Emqx:
             "This configuration was written from EMQX's documentation and never run: try each right with "
             "`dpagent doctor` before a fleet depends on it.",
             "For an installed service, copy the files to /etc/emqx.",
+            *(
+                [
+                    "A device that is revoked still connects, and is denied everything, once EMQX has read "
+                    "acl.conf again: restart it (enrolment.on_members_change), or load the file in its "
+                    "Dashboard."
+                ]
+                if deployment.wants_certificates
+                else []
+            ),
         ]
 
 
 def _rules(deployment: Deployment) -> str:
     """Erlang terms, of which the first that fits decides."""
-    lines = []
+    ended = deployment.membership.ended if deployment.membership is not None else ()
+    lines = [f'{{deny, {{username, "{device}"}}, all, ["#"]}}.' for device in ended]
     for user in deployment.users:
         if user.role is not Role.BOARD or not deployment.wants_certificates:
             lines += _allowed(f'{{username, "{user.name}"}}', deployment, user)
     if deployment.wants_certificates:
-        lines += _allowed("all", deployment, User("", Role.BOARD, ""))
+        lines += _allowed("all", deployment, User("", Role.BOARD))
     return "\n".join([*lines, "{deny, all}."]) + "\n"
 
 

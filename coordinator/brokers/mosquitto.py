@@ -12,12 +12,14 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Sequence
+from signal import Signals
 from typing import ClassVar, Final
 
 from coordinator.brokers.deployment import (
     MESSAGE_BYTES,
     QUEUED_BYTES,
     QUEUED_MESSAGES,
+    REVOKED,
     Command,
     Deployment,
     User,
@@ -36,6 +38,10 @@ class Mosquitto:
 
     name: ClassVar[str] = "mosquitto"
     package: ClassVar[str] = "apt-get install mosquitto"
+    names_by_certificate: ClassVar[bool] = True
+    lists_members: ClassVar[bool] = False
+    reload_signal: ClassVar[Signals | None] = Signals.SIGHUP
+    looks_itself: ClassVar[bool] = False
 
     def find(self) -> str | None:
         """The program, where it is installed."""
@@ -45,15 +51,22 @@ class Mosquitto:
         """Configuration, hashes and rules."""
         directory = str(deployment.directory)
         options = []
-        if deployment.users:
+        if has_passwords := any(user.password is not None for user in deployment.users):
             options.append(f"password_file {directory}/passwords")
         options.append(f"acl_file {directory}/access")
         lines = configuration(deployment, str(deployment.store), options, user=getpass.getuser())
         return {
             "mosquitto.conf": Written(lines),
-            "passwords": Written(hashes(deployment.users), 0o600),
+            **({"passwords": Written(hashes(deployment.users), 0o600)} if has_passwords else {}),
             "access": Written(access(deployment), 0o600),
+            **self.member_files(deployment),
         }
+
+    def member_files(self, deployment: Deployment) -> dict[str, Written]:
+        """Authorities, lists, and rules: by these, a connection that is open is of no more use."""
+        if deployment.membership is None:
+            return {}
+        return {"access": Written(access(deployment), 0o600), **deployment.membership.files}
 
     def command(self, program: str, deployment: Deployment) -> Command:
         """In the foreground, as any child."""
@@ -90,15 +103,14 @@ def configuration(
     if (tls := deployment.tls) is not None:
         listener += [f"certfile {tls.certificate}", f"keyfile {tls.key}"]
         # TLS 1.3 hides the certificates of clients.
-        listener.append(f"tls_version {'tlsv1.2' if tls.authority is None else 'tlsv1.3'}")
-        if tls.authority is not None:
+        listener.append(f"tls_version {'tlsv1.3' if deployment.wants_certificates else 'tlsv1.2'}")
+        if deployment.wants_certificates:
             listener += [
-                f"cafile {tls.authority}",
+                f"cafile {deployment.authorities}",
+                f"crlfile {deployment.directory / REVOKED}",
                 "require_certificate true",
                 "use_identity_as_username true",
             ]
-        if tls.revoked is not None:
-            listener.append(f"crlfile {tls.revoked}")
     lines = [
         *listener,
         "allow_anonymous false",
@@ -120,13 +132,15 @@ def configuration(
 
 
 def access(deployment: Deployment) -> str:
-    """The text of the access rules. Whoever shows a certificate of the fleet has at least those of boards."""
-    lines: list[str] = []
+    """The text of the access rules. Whoever shows a certificate of the fleet has those of boards, unless it
+    is a device that is no member any more."""
+    ended = deployment.membership.ended if deployment.membership is not None else ()
+    lines = [line for device in ended for line in (f"user {device}", "topic deny #")]
     for user in deployment.users:
         if user.role is not Role.BOARD or not deployment.wants_certificates:
             lines += [f"user {user.name}", *_lines("topic", deployment, user)]
     if deployment.wants_certificates:
-        lines += _lines("pattern", deployment, User("", Role.BOARD, ""))
+        lines += _lines("pattern", deployment, User("", Role.BOARD))
     return "\n".join(lines) + "\n"
 
 
@@ -140,7 +154,7 @@ def _lines(kind: str, deployment: Deployment, user: User) -> Sequence[str]:
 
 def hashes(users: Iterable[User]) -> str:
     """The text of the file of passwords."""
-    return "".join(f"{each.name}:{hashed(each.password)}\n" for each in users)
+    return "".join(f"{each.name}:{hashed(each.password)}\n" for each in users if each.password is not None)
 
 
 def hashed(password: str) -> str:

@@ -3,24 +3,26 @@
 https://docs.nats.io/running-a-nats-service/configuration/mqtt. It speaks MQTT 3.1.1 alone. Topics become
 subjects, with ``.`` for ``/``; a subscription with wildcards passes where all that it could match is allowed.
 A refused publication is acknowledged, and dropped.
+
+It takes no revocation list. Where boards are known by certificates, each is a user of the name in its
+certificate (``verify_and_map``): the configuration lists the members, and a user who is struck from it is
+disconnected when it is read again.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
 import shutil
+from signal import Signals
 from typing import ClassVar, Final
 
 from coordinator.brokers.deployment import (
-    BOARDS,
+    AUTHORITIES,
     MESSAGE_BYTES,
     Command,
     Deployment,
     User,
     Written,
-    by_name_and_certificate,
-    require_no_revocations,
 )
 from dpagent.protocol.access import Role
 
@@ -35,6 +37,10 @@ class Nats:
 
     name: ClassVar[str] = "nats"
     package: ClassVar[str] = "apt-get install nats-server"
+    names_by_certificate: ClassVar[bool] = True
+    lists_members: ClassVar[bool] = True
+    reload_signal: ClassVar[Signals | None] = Signals.SIGHUP
+    looks_itself: ClassVar[bool] = False
 
     def find(self) -> str | None:
         """The program, where it is installed."""
@@ -42,9 +48,7 @@ class Nats:
 
     def files(self, deployment: Deployment) -> dict[str, Written]:
         """The configuration, with passwords."""
-        tls = deployment.tls
-        require_no_revocations(deployment, "NATS takes no file of revoked certificates: it asks by OCSP")
-        users = list(deployment.users)
+        tls, membership = deployment.tls, deployment.membership
         mqtt: dict[str, object] = {
             "listen": f"{deployment.address or '0.0.0.0'}:{deployment.port}",
             # A coordinator acknowledges what it has counted.
@@ -56,11 +60,14 @@ class Nats:
                 "cert_file": str(tls.certificate),
                 "key_file": str(tls.key),
                 "timeout": 10,
-                **({} if tls.authority is None else {"ca_file": str(tls.authority), "verify": True}),
+                **(
+                    {}
+                    if membership is None
+                    else {"ca_file": str(deployment.authorities), "verify_and_map": True}
+                ),
             }
-        if deployment.wants_certificates:
-            users.append(User(BOARDS, Role.BOARD, secrets.token_urlsafe(32)))
-            mqtt["no_auth_user"] = BOARDS
+        members = () if membership is None else membership.members
+        users = [*deployment.users, *(User(device, Role.BOARD) for device in members)]
         settings = {
             "server_name": f"dpagent-{deployment.fleet}",
             # NATS's own clients, of which there are none.
@@ -71,7 +78,12 @@ class Nats:
             "authorization": {"users": [_user(deployment, user) for user in users]},
         }
         # The configuration language takes JSON.
-        return {"nats.conf": Written(json.dumps(settings, indent=2) + "\n", 0o600)}
+        files = {"nats.conf": Written(json.dumps(settings, indent=2) + "\n", 0o600)}
+        return files if membership is None else {AUTHORITIES: membership.files[AUTHORITIES], **files}
+
+    def member_files(self, deployment: Deployment) -> dict[str, Written]:
+        """All of them: the configuration lists the members."""
+        return {} if deployment.membership is None else self.files(deployment)
 
     def command(self, program: str, deployment: Deployment) -> Command:
         """In the foreground."""
@@ -81,15 +93,23 @@ class Nats:
         """What its operator has to know."""
         return [
             "NATS acknowledges what it refuses. `dpagent doctor` tries each topic.",
-            "nats.conf holds the passwords as they are: whoever runs the server alone may read it.",
-            *by_name_and_certificate(deployment, "NATS"),
+            (
+                "nats.conf lists the members. It is written anew when a board enrols or is revoked: "
+                "whoever runs "
+                "NATS otherwise than by --run has it read by enrolment.on_members_change."
+                if deployment.wants_certificates
+                else "nats.conf holds the passwords as they are: whoever runs the server alone may read it."
+            ),
         ]
 
 
 def _user(deployment: Deployment, user: User) -> dict[str, object]:
-    reads = [_subject(each) for each in deployment.filters(user.role, "read")]
-    writes = [_subject(each) for each in deployment.filters(user.role, "write")]
+    own = user.name if user.role is Role.BOARD else "+"
+    reads = [_subject(each) for each in deployment.filters(user.role, "read", own)]
+    writes = [_subject(each) for each in deployment.filters(user.role, "write", own)]
     permissions = {"publish": {"allow": writes}, "subscribe": {"allow": [*reads, _DELIVERY]}}
+    if user.password is None:
+        return {"user": f"CN={user.name}", "permissions": permissions}
     return {"user": user.name, "password": user.password, "permissions": permissions}
 
 

@@ -3,6 +3,11 @@
 https://www.rabbitmq.com/docs/mqtt. MQTT topics become routing keys of the exchange ``amq.topic``, with ``.``
 for ``/``; rules are regular expressions over them. A refused publication or subscription ends the connection.
 Nothing that is retained reaches a subscription with wildcards, which these rules refuse anyway.
+
+TLS is set in Erlang's own terms (``advanced.config``): ``rabbitmq.conf`` has no word for where revocation
+lists are (https://www.erlang.org/docs/25/man/ssl: ``crl_check``, ``crl_cache``). They are looked up by a
+hash of their issuer's name in a directory, each time that a client shows a certificate, so nothing has to be
+read again.
 """
 
 from __future__ import annotations
@@ -14,9 +19,14 @@ import os
 import re
 import secrets
 import shutil
+from pathlib import Path
+from signal import Signals
 from typing import Any, ClassVar, Final
 
+from cryptography import x509
+
 from coordinator.brokers.deployment import (
+    AUTHORITIES,
     BOARDS,
     MESSAGE_BYTES,
     QUEUED_MESSAGES,
@@ -25,8 +35,8 @@ from coordinator.brokers.deployment import (
     User,
     Written,
     by_name_and_certificate,
-    require_no_revocations,
 )
+from coordinator.brokers.hashed_names import name_hash
 from dpagent.protocol.access import Role
 
 _EXCHANGE: Final = "amq.topic"
@@ -34,6 +44,8 @@ _OWN_QUEUES: Final = r"^mqtt-subscription-.*$"
 _QUEUES: Final = r"^(amq\.topic|mqtt-subscription-.*)$"
 _SERVERS: Final = "/usr/lib/rabbitmq/bin"
 """Where Debian has the program itself; that in the PATH becomes another user, and logs elsewhere."""
+_REVOKED: Final = "revoked"
+"""The directory of revocation lists."""
 _DISTRIBUTION: Final = 20_000
 """How far above the port of MQTT the node's own port is, or below, as for RabbitMQ's other ports."""
 
@@ -43,6 +55,10 @@ class RabbitMq:
 
     name: ClassVar[str] = "rabbitmq"
     package: ClassVar[str] = "apt-get install rabbitmq-server"
+    names_by_certificate: ClassVar[bool] = False
+    lists_members: ClassVar[bool] = False
+    reload_signal: ClassVar[Signals | None] = None
+    looks_itself: ClassVar[bool] = True
 
     def find(self) -> str | None:
         """The program, where it is installed."""
@@ -50,7 +66,6 @@ class RabbitMq:
 
     def files(self, deployment: Deployment) -> dict[str, Written]:
         """Configuration, plugins and definitions."""
-        require_no_revocations(deployment, "RabbitMQ takes no file of revoked certificates here")
         guest = secrets.token_urlsafe(32)
         users = list(deployment.users)
         if deployment.wants_certificates:
@@ -60,7 +75,19 @@ class RabbitMq:
             "rabbitmq.conf": Written(_configuration(deployment, guest), 0o600),
             "enabled_plugins": Written("[rabbitmq_mqtt].\n"),
             "definitions.json": Written(definitions, 0o600),
+            "advanced.config": Written(_tls(deployment)),
+            **self.member_files(deployment),
         }
+
+    def member_files(self, deployment: Deployment) -> dict[str, Written]:
+        """Authorities, and the list of each."""
+        if (membership := deployment.membership) is None:
+            return {}
+        files = {AUTHORITIES: membership.files[AUTHORITIES]}
+        for pem in membership.revocations:
+            issuer = x509.load_pem_x509_crl(pem).issuer
+            files[f"{_REVOKED}/{name_hash(issuer)}.r0"] = Written(pem.decode())
+        return files
 
     def command(self, program: str, deployment: Deployment) -> Command:
         """In the foreground, with a node name, a cookie and a database of its own."""
@@ -73,6 +100,7 @@ class RabbitMq:
                 "RABBITMQ_CONF_ENV_FILE": os.devnull,
                 "RABBITMQ_NODENAME": f"dpagent-{port}@localhost",
                 "RABBITMQ_CONFIG_FILE": str(place / "rabbitmq.conf"),
+                "RABBITMQ_ADVANCED_CONFIG_FILE": str(place / "advanced.config"),
                 "RABBITMQ_ENABLED_PLUGINS_FILE": str(place / "enabled_plugins"),
                 "RABBITMQ_MNESIA_BASE": str(deployment.store),
                 "RABBITMQ_LOG_BASE": str(place / "log"),
@@ -89,8 +117,9 @@ class RabbitMq:
     def remarks(self, deployment: Deployment) -> list[str]:
         """What its operator has to know."""
         return [
-            "For an installed service, copy rabbitmq.conf and enabled_plugins to /etc/rabbitmq, and let "
-            "load_definitions name definitions.json where the service may read it.",
+            "For an installed service, copy rabbitmq.conf, advanced.config and enabled_plugins to "
+            "/etc/rabbitmq, "
+            "and let them name definitions.json and the files of TLS where the service may read them.",
             *by_name_and_certificate(deployment, "RabbitMQ"),
         ]
 
@@ -112,16 +141,6 @@ def _configuration(deployment: Deployment, guest: str) -> str:
     ]
     if kind == "ssl":
         lines.append("mqtt.listeners.tcp = none")
-    if (tls := deployment.tls) is not None:
-        lines += [
-            f"ssl_options.certfile = {tls.certificate}",
-            f"ssl_options.keyfile = {tls.key}",
-            f"ssl_options.cacertfile = {tls.authority or tls.certificate}",
-            f"ssl_options.verify = {'verify_none' if tls.authority is None else 'verify_peer'}",
-            f"ssl_options.fail_if_no_peer_cert = {str(tls.authority is not None).lower()}",
-            "ssl_options.versions.1 = tlsv1.3",
-            "ssl_options.versions.2 = tlsv1.2",
-        ]
     if deployment.wants_certificates:
         lines += [
             "mqtt.allow_anonymous = true",
@@ -133,6 +152,44 @@ def _configuration(deployment: Deployment, guest: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _tls(deployment: Deployment) -> str:
+    """The text of ``advanced.config``: one Erlang term, with the options of TLS."""
+    if (tls := deployment.tls) is None:
+        return "[].\n"
+    options = [
+        f"{{certfile, {_string(tls.certificate)}}}",
+        f"{{keyfile, {_string(tls.key)}}}",
+        "{versions, ['tlsv1.3', 'tlsv1.2']}",
+    ]
+    if deployment.wants_certificates:
+        options += [
+            f"{{cacertfile, {_string(deployment.authorities)}}}",
+            "{verify, verify_peer}",
+            "{fail_if_no_peer_cert, true}",
+            "{crl_check, peer}",
+            "{crl_cache, {ssl_crl_hash_dir, {internal, [{dir, "
+            f"{_string(deployment.directory / _REVOKED)}}}]}}}}}}",
+            # Who resumes a session shows no certificate.
+            "{reuse_sessions, false}",
+        ]
+    else:
+        options.append("{verify, verify_none}")
+    separator = ",\n    "
+    return f"[{{rabbit, [{{ssl_options, [\n    {separator.join(options)}\n]}}]}}].\n"
+
+
+def _string(path: Path) -> str:
+    r"""A string of Erlang's.
+
+    >>> print(_string(Path('a "b" \\ ü')))
+    "a \x{22}b\x{22} \x{5c} \x{fc}"
+    """
+    plain = [
+        each if " " <= each <= "~" and each not in '"\\' else f"\\x{{{ord(each):x}}}" for each in str(path)
+    ]
+    return f'"{"".join(plain)}"'
+
+
 def _definitions(deployment: Deployment, users: list[User]) -> dict[str, Any]:
     """What ``rabbitmqctl import_definitions`` takes."""
     return {
@@ -140,7 +197,7 @@ def _definitions(deployment: Deployment, users: list[User]) -> dict[str, Any]:
         "users": [
             {
                 "name": user.name,
-                "password_hash": hashed(user.password),
+                "password_hash": hashed(user.password or ""),
                 "hashing_algorithm": "rabbit_password_hashing_sha256",
                 "tags": "",
             }

@@ -1,15 +1,23 @@
-"""Writes a broker's files, and passwords for those who log in by one; a second time it keeps them."""
+"""The directory of a broker (``broker_dir``): what was chosen, its files, and passwords, which stay.
+
+What was chosen is in it too (``broker.json``), so that who is a member can be written anew without being told
+again how the broker is set up.
+"""
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from coordinator.brokers.deployment import BrokerSoftware, Deployment, User
-from dpagent.errors import UsageError
+from pydantic import ValidationError
+
+from coordinator.brokers.deployment import Deployment, Membership, TlsFiles, User, Written
+from coordinator.brokers.registry import BROKERS
+from dpagent.configuration import FilePath, Settings
+from dpagent.errors import ConfigurationError, UsageError
 from dpagent.protocol.access import Role
 from dpagent.storage import disk_errors, write_atomically
 
@@ -17,22 +25,46 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _ROLES: Final = frozenset(Role)
 USERS: Final = "users"
 """The folder with a file for each password, which goes to that user's machine."""
+_RECORD: Final = "broker.json"
 
 
-def users_of(directory: Path, *, boards: Sequence[str], mixed: bool) -> tuple[User, ...]:
-    """The coordinator, the mixer if there is one, and boards, each with its password.
+class BrokerChoices(Settings):
+    """What is chosen of a broker."""
+
+    software: Literal["mosquitto", "rabbitmq", "nats", "emqx"]
+    address: str
+    """To listen at."""
+    port: int
+    certificate: FilePath | None = None
+    """The broker's; None: without TLS."""
+    key: FilePath | None = None
+    members: bool = False
+    """Whether boards are known by certificates of the fleet."""
+    boards: tuple[str, ...] = ()
+    """Names of those with a password."""
+    mixer: bool = False
+
+
+def deployment_of(
+    fleet: str, directory: Path, choices: BrokerChoices, membership: Membership | None
+) -> Deployment:
+    """The broker that is chosen; passwords that are not there yet are made.
 
     Args:
-        directory: of the broker; made, with its folder of passwords, if it is not there.
-        boards: names.
-        mixed: whether there is a mixer.
+        fleet: its name.
+        directory: absolute, of the broker's files.
+        choices: what is chosen.
+        membership: who is known by a certificate, if ``choices.members``.
 
     Raises:
         UsageError: A board's name cannot be one, or occurs twice.
         StorageError: Something cannot be read or written.
     """
-    roles = {"coordinator": Role.COORDINATOR} | ({"mixer": Role.MIXER} if mixed else {})
-    for name in boards:
+    tls = None
+    if choices.certificate is not None and choices.key is not None:
+        tls = TlsFiles(choices.certificate, choices.key)
+    roles = {"coordinator": Role.COORDINATOR} | ({"mixer": Role.MIXER} if choices.mixer else {})
+    for name in choices.boards:
         if _NAME.fullmatch(name) is None or name in _ROLES:
             raise UsageError(
                 f"`--board` {name!r} cannot be a user's name; expected 1 to 63 letters, digits, - or _, and "
@@ -41,31 +73,72 @@ def users_of(directory: Path, *, boards: Sequence[str], mixed: bool) -> tuple[Us
         if name in roles:
             raise UsageError(f"`--board` {name} is given twice.")
         roles[name] = Role.BOARD
-    with disk_errors(directory):
-        (directory / USERS).mkdir(mode=0o700, parents=True, exist_ok=True)
-    return tuple(User(name, role, _password(directory / USERS / name)) for name, role in roles.items())
+    need_no_password = choices.members and BROKERS[choices.software].names_by_certificate
+    users = tuple(
+        User(name, role, None if need_no_password else _password(directory / USERS / name))
+        for name, role in roles.items()
+    )
+    return Deployment(fleet, directory, choices.address, choices.port, tls, users, choices.mixer, membership)
 
 
 def _password(file: Path) -> str:
     with disk_errors(file):
         if file.exists() and (known := file.read_text(encoding="utf-8").strip()):
             return known
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     password = secrets.token_urlsafe(32)
     write_atomically(file, f"{password}\n".encode(), mode=0o600)
     return password
 
 
-def write_files(software: BrokerSoftware, deployment: Deployment) -> list[Path]:
-    """Write a broker's configuration, and make the directory of what it keeps; return the files.
+def write_broker(choices: BrokerChoices, deployment: Deployment) -> list[Path]:
+    """Write a broker's configuration, what was chosen, and the directory of what it keeps; return the files.
 
     Raises:
-        UsageError: The broker cannot do what is asked.
         StorageError: A file cannot be written.
     """
-    written = []
-    for name, file in software.files(deployment).items():
-        write_atomically(deployment.directory / name, file.text.encode(), mode=file.mode)
-        written.append(deployment.directory / name)
+    written = _write(deployment.directory, BROKERS[choices.software].files(deployment))
     with disk_errors(deployment.store):
         deployment.store.mkdir(mode=0o700, exist_ok=True)
+    write_atomically(deployment.directory / _RECORD, choices.model_dump_json(indent=2).encode())
+    return written
+
+
+def write_members(choices: BrokerChoices, deployment: Deployment) -> None:
+    """Write anew what follows who is a member.
+
+    Raises:
+        StorageError: A file cannot be written.
+    """
+    _write(deployment.directory, BROKERS[choices.software].member_files(deployment))
+
+
+def read_choices(directory: Path) -> BrokerChoices | None:
+    """What was chosen of the broker in a directory, if there is one.
+
+    Raises:
+        ConfigurationError: It cannot be understood.
+        StorageError: It cannot be read.
+    """
+    file = directory / _RECORD
+    if not file.exists():
+        return None
+    with disk_errors(file):
+        text = file.read_bytes()
+    try:
+        return BrokerChoices.model_validate_json(text)
+    except ValidationError as error:
+        raise ConfigurationError(
+            f"{file} is not what `dpagent coordinator broker-config` wrote. Run that command again."
+        ) from error
+
+
+def _write(directory: Path, files: Mapping[str, Written]) -> list[Path]:
+    written = []
+    for name, file in files.items():
+        path = directory / name
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, file.text.encode(), mode=file.mode)
+        written.append(path)
     return written

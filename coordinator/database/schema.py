@@ -106,7 +106,8 @@ def _create_members(schema: Schema) -> None:
     schema.create(
         "devices",
         "id TEXT PRIMARY KEY, certificate BLOB NOT NULL, enrolled_at REAL NOT NULL, state TEXT NOT NULL, "
-        "replaces TEXT UNIQUE REFERENCES devices (id), note TEXT NOT NULL, revoked_at REAL",
+        "replaces TEXT UNIQUE REFERENCES devices (id), note TEXT NOT NULL, revoked_at REAL, "
+        "excluded_at REAL",
     )
     schema.create(
         "certificates",

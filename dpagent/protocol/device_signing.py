@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import Final
+from typing import Final, Protocol
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -31,7 +31,17 @@ def new_device_id() -> str:
     return secrets.token_hex(16)
 
 
-def sign(key: ec.EllipticCurvePrivateKey, message: bytes) -> bytes:
+class SigningKey(Protocol):
+    """A private key on P-256, wherever it is."""
+
+    def public_key(self) -> ec.EllipticCurvePublicKey:
+        """Its public part."""
+
+    def sign(self, data: bytes, signature_algorithm: ec.EllipticCurveSignatureAlgorithm) -> bytes:
+        """A signature in DER."""
+
+
+def sign(key: SigningKey, message: bytes) -> bytes:
     """A device's signature of ``message``, 64 bytes."""
     r, s = decode_dss_signature(key.sign(_CONTEXT + message, ec.ECDSA(hashes.SHA256())))
     return r.to_bytes(_HALF, "big") + s.to_bytes(_HALF, "big")

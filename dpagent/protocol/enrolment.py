@@ -203,6 +203,9 @@ class EnrolAnswer(_Said):
 
     device: Annotated[str, StringConstraints(pattern=DEVICE_PATTERN)]
     certificate: Pem
+    authorities: Pem
+    """All whose certificates the fleet accepts, each followed by those above it: one, or two during a
+    change."""
     fleet: FleetName
     coordinator_key: CoordinatorKey
     broker: BrokerAnswer
@@ -212,6 +215,8 @@ class RenewAnswer(_Said):
     """The next certificate."""
 
     certificate: Pem
+    authorities: Pem
+    """As in :class:`EnrolAnswer`."""
 
 
 class Refusal(_Said):

@@ -63,6 +63,8 @@ class Verdict(enum.IntEnum):
     """The round is over."""
     WENT_BACK = 5
     """Its ledger is older than a statement that it has signed, which the answer holds."""
+    EXCLUDED = 6
+    """The fleet's operator leaves it out for now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from coordinator.brokers.deployment import Deployment, User
+from coordinator.brokers.deployment import Deployment, TlsFiles, User
 from coordinator.brokers.mosquitto import configuration, find_mosquitto, hashes
 from dpagent.errors import BrokerError
 from dpagent.protocol.access import Role
@@ -43,12 +43,18 @@ class BrokerAddress:
     protocol: Literal["auto", "5", "3.1.1"]
     name: str
     """For people: which broker it is."""
+    ca_file: Path | None = None
+    """Who issued its certificate, if it has one."""
 
     @property
     def settings(self) -> MqttSettings:
         """The same as the transport takes it."""
         return MqttSettings(
-            url=self.url, username=self.username, password_file=self.password_file, protocol=self.protocol
+            url=self.url,
+            username=self.username,
+            password_file=self.password_file,
+            protocol=self.protocol,
+            ca_file=self.ca_file,
         )
 
 
@@ -60,13 +66,24 @@ class BrokerChild:
     address: BrokerAddress
 
 
+@dataclass(frozen=True, slots=True)
+class BrokerTls:
+    """A certificate of Mosquitto's on loopback, and who issued it."""
+
+    files: TlsFiles
+    ca_file: Path
+
+
 @contextmanager
-def choose_broker(request: BrokerRequest, directory: Path) -> Iterator[BrokerChild | BrokerAddress]:
+def choose_broker(
+    request: BrokerRequest, directory: Path, tls: BrokerTls | None = None
+) -> Iterator[BrokerChild | BrokerAddress]:
     """The broker that was asked for. Inside of the block the port of a child is reserved for it.
 
     Args:
         request: Which.
         directory: For the configuration, password and persistence of a child.
+        tls: Of Mosquitto as a child.
 
     Raises:
         BrokerError: Mosquitto is not installed, or the port is taken.
@@ -84,10 +101,10 @@ def choose_broker(request: BrokerRequest, directory: Path) -> Iterator[BrokerChi
     with disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     with reserved_port(request.broker_port) as port:
-        yield _child(directory, port, None if choice == "embedded" else executable)
+        yield _child(directory, port, None if choice == "embedded" else executable, tls)
 
 
-def _child(directory: Path, port: int, mosquitto: str | None) -> BrokerChild:
+def _child(directory: Path, port: int, mosquitto: str | None, tls: BrokerTls | None) -> BrokerChild:
     """Mosquitto, or the embedded broker without it."""
     secret = directory / "password"
     if not secret.exists():
@@ -97,8 +114,11 @@ def _child(directory: Path, port: int, mosquitto: str | None) -> BrokerChild:
         address = BrokerAddress(url, _USER, secret, "3.1.1", "embedded (amqtt)")
         module = "simulation.programs.embedded_broker"
         return BrokerChild([sys.executable, "-P", "-m", module, str(port), _USER, str(secret)], address)
-    file = _configure_mosquitto(directory, port, secret)
-    return BrokerChild([mosquitto, "-c", str(file)], BrokerAddress(url, _USER, secret, "auto", "mosquitto"))
+    file = _configure_mosquitto(directory, port, secret, tls)
+    address = BrokerAddress(url, _USER, secret, "auto", "mosquitto")
+    if tls is not None:
+        address = replace(address, url=f"mqtts://127.0.0.1:{port}", ca_file=tls.ca_file)
+    return BrokerChild([mosquitto, "-c", str(file)], address)
 
 
 @contextmanager
@@ -123,11 +143,11 @@ def reserved_port(port: int) -> Iterator[int]:
         yield free
 
 
-def _configure_mosquitto(directory: Path, port: int, secret: Path) -> Path:
+def _configure_mosquitto(directory: Path, port: int, secret: Path, tls: BrokerTls | None) -> Path:
     place, file = directory.absolute(), directory / "mosquitto.conf"
     # One user is all roles: everything runs on this machine.
     user = User(_USER, Role.COORDINATOR, secret.read_text().strip())
-    deployment = Deployment("demo", place, "127.0.0.1", port, None, (user,))
+    deployment = Deployment("demo", place, "127.0.0.1", port, None if tls is None else tls.files, (user,))
     write_atomically(directory / "passwords", hashes(deployment.users).encode(), mode=0o600)
     options = [f"password_file {place}/passwords"]
     text = configuration(deployment, str(place), options, user=getpass.getuser(), autosave_s=5)

@@ -27,9 +27,10 @@ def authority(tmp_path: Path) -> Authority:
     return new_authority(tmp_path / "ca")
 
 
-def answered(pem: str, device_id: str, **changes: object) -> bytes:
+def answered(authority: Authority, pem: str, device_id: str, **changes: object) -> bytes:
     values = {
-        "device": device_id, "certificate": pem, "fleet": "meadow", "coordinator_key": KEY,
+        "device": device_id, "certificate": pem, "authorities": pem_of(authority.chain).decode(),
+        "fleet": "meadow", "coordinator_key": KEY,
         "broker": {"url": "mqtts://broker.example", "authority": "fleet"},
     }  # fmt: skip
     return said(json.dumps({**values, **changes}).encode())
@@ -41,7 +42,7 @@ def test_certificates_that_are_not_for_the_boards_own_key_are_refused(
     other, foreign = certified(authority), certified(new_authority(tmp_path / "foreign"))
     for certificate in (other.certificate, foreign.certificate, authority.certificate):
         pem = pem_of([certificate]).decode()
-        data = answered(pem, other.device_id)
+        data = answered(authority, pem, other.device_id)
         with (
             played(authority, tmp_path, lambda sock, data=data: sock.sendall(data)) as code,
             pytest.raises(ConfigurationError, match="did not issue, or that is for another key"),
@@ -53,7 +54,7 @@ def test_a_device_that_is_not_the_certificates_is_refused(authority: Authority, 
     own = certified(authority)
     pem = pem_of([own.certificate]).decode()
     with (
-        played(authority, tmp_path, lambda sock: sock.sendall(answered(pem, "0" * 32))) as code,
+        played(authority, tmp_path, lambda sock: sock.sendall(answered(authority, pem, "0" * 32))) as code,
         pytest.raises(ConfigurationError, match="enrolled device 0000"),
     ):
         enrol(code, own.private_key)
@@ -63,7 +64,7 @@ def test_a_device_that_is_not_the_certificates_is_refused(authority: Authority, 
     "changes",
     [
         {"fleet": "a/b"}, {"coordinator_key": "x"}, {"device": "../../etc"}, {"more": 1}, {"certificate": 7},
-        {"certificate": "x" * 20_000},
+        {"certificate": "x" * 20_000}, {"authorities": "x" * 20_000}, {"authorities": None},
         {"broker": {"url": "mqtts://b", "authority": "fleet", "password": "x"}},
     ],
 )  # fmt: skip
@@ -71,7 +72,7 @@ def test_an_answer_that_is_none_is_refused(
     authority: Authority, tmp_path: Path, changes: dict[str, object]
 ) -> None:
     own = certified(authority)
-    data = answered(pem_of([own.certificate]).decode(), own.device_id, **changes)
+    data = answered(authority, pem_of([own.certificate]).decode(), own.device_id, **changes)
     with (
         played(authority, tmp_path, lambda sock: sock.sendall(data)) as code,
         pytest.raises(ConfigurationError, match="does not know"),
@@ -177,7 +178,10 @@ def test_a_renewal_is_for_the_same_device_and_key_and_for_a_time_to_come(
     for certificate, problem in (
         (other.certificate, "another key"), (same_key, "another device"), (expired, "expired already"),
     ):  # fmt: skip
-        body = said(json.dumps({"certificate": pem_of([certificate]).decode()}).encode())
+        values = {
+            "certificate": pem_of([certificate]).decode(), "authorities": pem_of(authority.chain).decode(),
+        }  # fmt: skip
+        body = said(json.dumps(values).encode())
         with (
             played(authority, tmp_path, lambda sock, body=body: sock.sendall(body)) as code,
             pytest.raises(ConfigurationError, match=problem),

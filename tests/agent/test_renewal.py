@@ -42,10 +42,10 @@ def test_it_asks_when_a_third_is_left_and_waits_for_no_answer(
 ) -> None:
     asked, answers = threading.Event(), threading.Event()
 
-    def slow(*_: object) -> bytes:
+    def slow(*_: object) -> tuple[bytes, bytes]:
         asked.set()
         assert answers.wait(PATIENCE_S)
-        return b"the next"
+        return b"the next", b"all who issue"
 
     monkeypatch.setattr(agent.enrolling, "renew", slow)
     settings = board(tmp_path, identity)
@@ -62,9 +62,10 @@ def test_it_asks_when_a_third_is_left_and_waits_for_no_answer(
     clock.advance(2 * 3600)
     renewal.tend()  # One at a time.
     answers.set()
-    assert settings.mqtt.cert_file is not None
+    assert settings.mqtt.cert_file is not None and settings.enrolment is not None
     file = settings.mqtt.cert_file
     wait_until(lambda: file.read_bytes().rstrip() == b"the next", "the certificate in its place")
+    assert settings.enrolment.ca_file.read_bytes().rstrip() == b"all who issue"
 
 
 def test_a_renewal_that_fails_leaves_the_certificate_and_is_tried_again(

@@ -27,8 +27,20 @@ def test_every_fragment_of_every_device_is_counted_in_every_round() -> None:
         },
         "cap": {"kind": "none"}, "optimiser": {"learning_rate": 1.0, "momentum": 0.0},
     }  # fmt: skip
-    rounds, worked_s = run_swarm(settings, shards, test=shards[0])
+    rounds, worked_s, _ = run_swarm(settings, shards, test=shards[0])
     assert len(worked_s) == ROUNDS
     assert min(worked_s) > 0
     assert [each.fragments for each in rounds] == [DEVICES * FRAGMENTS] * ROUNDS
     assert all(each.accuracy is not None for each in rounds)
+
+
+@pytest.mark.slow
+def test_members_ask_for_the_tokens_of_each_round_and_spend_them() -> None:
+    nothing = ArrayDataset(np.zeros((0, 8, 8, 1), np.float32), np.zeros(0, np.int64), 10)
+    settings = {
+        "rounds": ROUNDS, "records_per_device": 50, "fragments_per_update": FRAGMENTS,
+        "model": {"name": "digits"}, "privacy": {"epsilon": 2.0, "sampling_rate": 0.1},
+    }  # fmt: skip
+    rounds, _, played = run_swarm(settings, [nothing] * DEVICES, has_members=True)
+    assert [each.fragments for each in rounds] == [DEVICES * FRAGMENTS] * ROUNDS
+    assert all(each.asked_at < each.granted_at < each.went_on_at for each in played)

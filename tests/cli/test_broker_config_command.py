@@ -6,13 +6,19 @@ import json
 import os
 import re
 import stat
+import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from commands import Result, dpagent
+from cryptography import x509
 from fleets import write_fleet
+from members import enrolled
 
 from benchmarks.certificates import broker_certificate
+from coordinator.authority import load_authorities
+from coordinator.devices import Devices
 from dpagent.errors import ExitCode
 
 ALL = ("mosquitto", "rabbitmq", "nats", "emqx")
@@ -23,20 +29,26 @@ def broker_config(folder: Path, software: str, *options: str | Path) -> Result:
     file = folder / "fleet.yaml"
     if not file.exists():
         write_fleet(folder, None, fleet="porch")
-    return dpagent(
-        "coordinator", "broker-config", software, "--config", file, "--directory", folder / "broker", *options
-    )
+    return dpagent("coordinator", "broker-config", software, "--config", file, *options)
+
+
+def with_members(folder: Path) -> Path:
+    """A fleet with an authority, a member, and a device that is none any more."""
+    file = write_fleet(folder, None, fleet="porch")
+    assert dpagent("coordinator", "ca", "init", "--config", file).returncode == 0
+    authority = load_authorities(folder / "members", now=datetime.now(UTC)).issuing
+    with Devices(folder / "members") as devices:
+        member, gone = (enrolled(authority, devices)[1] for _ in range(2))
+    (folder / "member").write_text(member.id)
+    (folder / "gone").write_text(gone.id)
+    assert dpagent("coordinator", "devices", "revoke", gone.id, "--config", file).returncode == 0
+    return file
 
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> list[Path | str]:
     files = broker_certificate(tmp_path_factory.mktemp("tls"))
     return ["--certificate", files.certificate, "--key", files.key]
-
-
-@pytest.fixture(scope="module")
-def authority(tls: list[Path | str]) -> list[Path | str]:
-    return ["--authority", Path(tls[1]).with_name("ca.pem")]
 
 
 @pytest.mark.parametrize("software", ALL)
@@ -71,21 +83,23 @@ def test_a_broker_that_a_service_starts_has_a_directory_to_keep_messages_in(
 @pytest.mark.parametrize("software", ALL)
 @pytest.mark.parametrize("mutual", [False, True], ids=["passwords", "certificates"])
 def test_no_rule_has_a_wildcard_over_levels_and_boards_have_no_other_topic(
-    tmp_path: Path, tls: list[Path | str], authority: list[Path | str], software: str, mutual: bool
+    tmp_path: Path, tls: list[Path | str], software: str, mutual: bool
 ) -> None:
-    who = authority if mutual else [*BOARDS]
+    who = ["--members"] if mutual else [*BOARDS]
+    if mutual:
+        with_members(tmp_path)
     assert broker_config(tmp_path, software, *tls, *who, "--mixer").returncode == 0
     for file in (tmp_path / "broker").iterdir():
         text = file.read_text() if file.is_file() else ""
-        assert "#" not in text
+        rules = [line for line in text.splitlines() if "deny" not in line]
+        assert "#" not in "".join(rules)
         for name in re.findall(r"dpagent[/.\\]+v1[/.\\]+(\w+)", text):
             assert name == "porch"
 
 
-def test_who_shows_a_certificate_needs_no_name_in_the_rules(
-    tmp_path: Path, tls: list[Path | str], authority: list[Path | str]
-) -> None:
-    assert broker_config(tmp_path, "mosquitto", *tls, *authority).returncode == 0
+def test_who_shows_a_certificate_needs_no_name_in_the_rules(tmp_path: Path, tls: list[Path | str]) -> None:
+    with_members(tmp_path)
+    assert broker_config(tmp_path, "mosquitto", *tls, "--members").returncode == 0
     text = (tmp_path / "broker" / "mosquitto.conf").read_text()
     assert "require_certificate true\nuse_identity_as_username true" in text
     rules = (tmp_path / "broker" / "access").read_text()
@@ -108,9 +122,10 @@ def test_files_of_emqx_are_well_formed(tmp_path: Path, tls: list[Path | str]) ->
 
 
 def test_a_coordinator_on_emqx_may_follow_the_requests_of_all_boards(
-    tmp_path: Path, tls: list[Path | str], authority: list[Path | str]
+    tmp_path: Path, tls: list[Path | str]
 ) -> None:
-    for options, may in (([*tls, *BOARDS], False), ([*tls, *authority], True)):
+    with_members(tmp_path)
+    for options, may in (([*tls, *BOARDS], False), ([*tls, "--members"], True)):
         assert broker_config(tmp_path, "emqx", *options).returncode == 0
         settings = json.loads((tmp_path / "broker" / "emqx.conf").read_text())
         assert settings["mqtt"]["wildcard_subscription"] is may
@@ -120,7 +135,8 @@ def test_a_coordinator_on_emqx_may_follow_the_requests_of_all_boards(
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ([], "--certificate"),
+        ([], "--members"),
+        ([*BOARDS], "--certificate"),
         (["--plain"], "--plain"),
         (["--plain", "--address", "192.0.2.1", *BOARDS], "192.0.2.1"),
         (["--plain", "--address", "127.0.0.1"], "--board"),
@@ -129,6 +145,8 @@ def test_a_coordinator_on_emqx_may_follow_the_requests_of_all_boards(
         (["--plain", "--address", "127.0.0.1", "--board", "a", "--board", "a"], "twice"),
         (["--plain", "--address", "127.0.0.1", "--key", "k.pem", *BOARDS], "--key"),
         (["--certificate", "no.pem", "--key", "no.key", *BOARDS], "no.pem"),
+        (["--plain", "--address", "127.0.0.1", "--members"], "--members"),
+        (["--members", *BOARDS], "--members"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence_and_nothing_is_written(
@@ -141,28 +159,75 @@ def test_what_does_not_fit_is_refused_in_a_sentence_and_nothing_is_written(
     assert not (tmp_path / "broker").exists()
 
 
-def test_certificates_and_names_do_not_go_together(
-    tmp_path: Path, tls: list[Path | str], authority: list[Path | str]
+@pytest.mark.parametrize("software", ALL)
+def test_without_an_authority_there_are_no_members(
+    tmp_path: Path, tls: list[Path | str], software: str
 ) -> None:
-    assert broker_config(tmp_path, "nats", *tls, *authority, *BOARDS).returncode == ExitCode.USAGE
-    assert broker_config(tmp_path, "nats", *tls, "--revoked", tls[1], *BOARDS).returncode == ExitCode.USAGE
+    result = broker_config(tmp_path, software, *tls, "--members")
+    assert (result.returncode, "ca init" in result.stderr) == (ExitCode.CONFIGURATION, True)
+    assert not (tmp_path / "broker").exists()
 
 
-@pytest.mark.parametrize("software", ["rabbitmq", "nats", "emqx"])
-def test_a_broker_that_takes_no_revocations_says_so(
-    tmp_path: Path, tls: list[Path | str], authority: list[Path | str], software: str
+@pytest.mark.parametrize(
+    ("software", "name"),
+    [("mosquitto", "access"), ("nats", "nats.conf"), ("emqx", "acl.conf"), ("rabbitmq", "revoked")],
+)
+def test_the_files_follow_who_is_a_member(
+    tmp_path: Path, tls: list[Path | str], software: str, name: str
 ) -> None:
-    result = broker_config(tmp_path, software, *tls, *authority, "--revoked", tls[1])
-    assert result.returncode == ExitCode.USAGE
-    assert "mosquitto" in result.stderr
+    fleet = with_members(tmp_path)
+    member, gone = ((tmp_path / each).read_text() for each in ("member", "gone"))
+    assert broker_config(tmp_path, software, *tls, "--members").returncode == 0
+    file = tmp_path / "broker" / name
+
+    def is_let_in(device: str) -> bool:
+        if software == "rabbitmq":
+            (lists,) = file.iterdir()
+            with Devices(tmp_path / "members") as devices:
+                found = devices.find(device)
+            assert found is not None
+            crl = x509.load_pem_x509_crl(lists.read_bytes())
+            return crl.get_revoked_certificate_by_serial_number(found.serial) is None
+        return (device in file.read_text()) is (software == "nats")
+
+    assert (is_let_in(member), is_let_in(gone)) == (True, False)
+    revoked = dpagent("coordinator", "devices", "revoke", member, "--config", fleet)
+    assert revoked.returncode == 0
+    assert is_let_in(member) is False
+    # Nobody started it: who did is told, unless it looks itself.
+    assert ("Have the broker read" in revoked.stderr) is (software != "rabbitmq")
+
+
+def test_the_list_for_rabbitmq_is_found_by_the_name_that_openssl_gives_it(
+    tmp_path: Path, tls: list[Path | str]
+) -> None:
+    with_members(tmp_path)
+    assert broker_config(tmp_path, "rabbitmq", *tls, "--members").returncode == 0
+    (file,) = (tmp_path / "broker" / "revoked").iterdir()
+    said = subprocess.run(
+        ["openssl", "crl", "-hash", "-noout", "-in", file], capture_output=True, text=True, timeout=30,
+        check=True
+    )  # fmt: skip
+    assert file.name == f"{said.stdout.strip()}.r0"
+
+
+def test_a_record_that_is_damaged_is_named(tmp_path: Path, tls: list[Path | str]) -> None:
+    fleet = with_members(tmp_path)
+    assert broker_config(tmp_path, "nats", *tls, "--members").returncode == 0
+    (tmp_path / "broker" / "broker.json").write_text("{}")
+    member = (tmp_path / "member").read_text()
+    result = dpagent("coordinator", "devices", "revoke", member, "--config", fleet)
+    assert (result.returncode, "broker-config" in result.stderr) == (ExitCode.CONFIGURATION, True)
+    # Nothing is revoked half.
+    assert "1 member" in dpagent("coordinator", "devices", "list", "--config", fleet).stdout
 
 
 def test_a_broker_that_is_not_installed_is_named_before_anything_is_written(
     tmp_path: Path, tls: list[Path | str]
 ) -> None:
     result = dpagent(
-        "coordinator", "broker-config", "emqx", "--config", write_fleet(tmp_path, None), "--directory",
-        tmp_path / "broker", *tls, *BOARDS, "--run", PATH=os.fspath(tmp_path),
+        "coordinator", "broker-config", "emqx", "--config", write_fleet(tmp_path, None), *tls, *BOARDS,
+        "--run", PATH=os.fspath(tmp_path),
     )  # fmt: skip
     assert result.returncode == ExitCode.BROKER
     assert "emqx is not installed" in result.stderr

@@ -16,7 +16,7 @@ from fleets import write_fleet
 from members import enrolled
 
 from agent.settings import load_agent_settings
-from coordinator.authority import load_authority
+from coordinator.authority import load_authorities
 from dpagent.errors import ExitCode
 from dpagent.protocol.enrolment import Invitation
 
@@ -70,7 +70,7 @@ def fleet(tmp_path: Path) -> Iterator[EnrolmentFleet]:
 def test_codes_come_a_line_each_as_files_and_as_pictures(fleet: EnrolmentFleet, tmp_path: Path) -> None:
     codes = fleet.invite("--count", "50", "--out", str(tmp_path / "codes"), "--qr", "svg")
     assert len(set(codes)) == 50
-    authority = load_authority(fleet.members, now=datetime.now(UTC))
+    authority = load_authorities(fleet.members, now=datetime.now(UTC)).issuing
     for code in codes:
         invitation = Invitation.read(code)
         assert (invitation.host, invitation.port) == ("127.0.0.1", fleet.port)
@@ -101,7 +101,7 @@ def test_invitations_that_cannot_be_are_refused(fleet: EnrolmentFleet, words: tu
 
 
 def test_a_device_is_shown_revoked_and_not_twice_replaced(fleet: EnrolmentFleet) -> None:
-    authority = load_authority(fleet.members, now=datetime.now(UTC))
+    authority = load_authorities(fleet.members, now=datetime.now(UTC)).issuing
     with fleet.devices() as devices:
         _, first = enrolled(authority, devices)
         _, second = enrolled(authority, devices, replaces=first.id)
@@ -141,12 +141,12 @@ def test_codes_that_are_withdrawn_let_nobody_in(fleet: EnrolmentFleet, tmp_path:
 
 
 def test_a_broker_that_cannot_be_told_is_an_error_after_the_revocation(tmp_path: Path) -> None:
-    fleet = EnrolmentFleet(tmp_path / "fleet", URL, enrolment={"on_revocation": ["false"]})
-    authority = load_authority(fleet.members, now=datetime.now(UTC))
+    fleet = EnrolmentFleet(tmp_path / "fleet", URL, enrolment={"on_members_change": ["false"]})
+    authority = load_authorities(fleet.members, now=datetime.now(UTC)).issuing
     with fleet.devices() as devices:
         _, device = enrolled(authority, devices)
     result = fleet.run("devices", "revoke", device.id)
-    assert (result.returncode, "The device is revoked" in result.stderr) == (ExitCode.BROKER, True)
+    assert (result.returncode, "the broker reads is written" in result.stderr) == (ExitCode.BROKER, True)
     assert "revoked" in fleet.run("devices", "show", device.id).stdout
     fleet.stop()
 

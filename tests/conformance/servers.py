@@ -17,6 +17,8 @@ from typing import Any, Final, Literal
 import pytest
 from brokers import reserved_port, wait_until
 from children import Child
+from enrolments import EnrolmentFleet, enrol
+from fleets import write_fleet
 
 from benchmarks.certificates import BrokerCertificate, broker_certificate
 from coordinator.brokers.registry import BROKERS
@@ -33,6 +35,7 @@ _STARTS_S: Final = 240.0
 """RabbitMQ waits for other nodes before it listens."""
 _PACE: Final = Pace(answer_s=10.0, pause_s=0.1, longest_s=10.0)
 """Of the suite's own connections: on a busy machine, TLS takes seconds."""
+_OWN: Final = (("certificate", "broker.crt"), ("key", "broker.key"))
 Admission = Literal["passwords", "certificates"]
 
 
@@ -42,7 +45,7 @@ class Server:
     Args:
         software: Which.
         directory: For its files.
-        admits: Whom it lets in: those with a password, or with a certificate of the fleet's authority.
+        admits: Whom it lets in: those with a password, or members of the fleet, by their certificates.
     """
 
     def __init__(self, software: str, directory: Path, admits: Admission = "passwords") -> None:
@@ -63,25 +66,41 @@ class Server:
             return
         if BROKERS[software].find() is None:
             pytest.skip(f"{software} is not installed: {BROKERS[software].package}")
-        self.certificates: BrokerCertificate = broker_certificate(
-            directory / "tls", clients=("coordinator", *BOARDS)
-        )
-        fleet_file = directory / "fleet.yaml"
-        fleet_file.write_text(
-            f"fleet: {FLEET}\ndevices: 2\nrecords_per_device: 50\nrounds: 1\nmodel: {{name: digits}}\n"
-            "privacy: {epsilon: 1.0, delta: 1.0e-6, sampling_rate: 0.5}\n"
-        )
-        tls = self.certificates
+        self.fleet: EnrolmentFleet | None = None
         if admits == "passwords":
+            tls: BrokerCertificate = broker_certificate(directory / "tls")
+            self.ca_file = tls.authority
+            fleet_file = write_fleet(directory, None, fleet=FLEET)
             who = [word for name in BOARDS for word in ("--board", name)]
+            files = [("--certificate", tls.certificate), ("--key", tls.key)]
         else:
-            who = ["--authority", str(tls.authority)]
+            url = f"mqtts://127.0.0.1:{self.port}"
+            self.fleet = EnrolmentFleet(directory / "fleet", url, fleet=FLEET).start()
+            self.ca_file, fleet_file, who = self.fleet.members / "ca.crt", self.fleet.file, ["--members"]
+            files = [(f"--{option}", self.fleet.members / name) for option, name in _OWN]
+        self.passwords = fleet_file.parent / "broker" / "users"
         self._command = [
             sys.executable, "-P", "-m", "cli.main", "coordinator", "broker-config", software,
-            "--config", str(fleet_file), "--directory", str(directory / "broker"),
-            "--address", "127.0.0.1", "--port", str(self.port),
-            "--certificate", str(tls.certificate), "--key", str(tls.key), *who, "--run",
+            "--config", str(fleet_file), "--address", "127.0.0.1", "--port", str(self.port),
+            *(str(word) for pair in files for word in pair), *who, "--run",
         ]  # fmt: skip
+
+    def pair(self, name: str) -> tuple[Path, Path]:
+        """Certificate and key of the coordinator, or of a board, which enrols when it is first asked for."""
+        assert self.fleet is not None
+        if name == "coordinator":
+            return self.fleet.members / "coordinator.crt", self.fleet.members / "coordinator.key"
+        board = self.directory / name
+        if not board.exists():
+            (code,) = self.fleet.invite()
+            result = enrol(code, board, "--no-connect")
+            assert (result.returncode, result.stderr) == (0, "")
+        return board / "identity" / "device.crt", board / "identity" / "device.key"
+
+    def password(self, name: str) -> str | None:
+        """What a program gives besides its certificate, where the broker wants that."""
+        file = self.passwords / name
+        return file.read_text().strip() if file.exists() else None
 
     def values(self, name: str) -> dict[str, Any]:
         """The ``mqtt`` section of a program: of ``coordinator`` or a board."""
@@ -89,8 +108,8 @@ class Server:
             url, user, password = f"mqtt://127.0.0.1:{self.port}", "all", self.directory / "password"
             return {"url": url, "username": user, "password_file": str(password)}
         return {
-            "url": f"mqtts://127.0.0.1:{self.port}", "ca_file": str(self.certificates.authority),
-            "username": name, "password_file": str(self.directory / "broker" / "users" / name),
+            "url": f"mqtts://127.0.0.1:{self.port}", "ca_file": str(self.ca_file),
+            "username": name, "password_file": str(self.passwords / name),
         }  # fmt: skip
 
     def session(
@@ -136,6 +155,8 @@ class Server:
             # It was started by the broker, and outlives it.
             environment = os.environ | {"ERL_EPMD_PORT": self._epmd_port, "ERL_EPMD_ADDRESS": "127.0.0.1"}
             subprocess.run([epmd, "-kill"], env=environment, capture_output=True, timeout=30, check=False)
+        if self.has_rules and self.fleet is not None:
+            self.fleet.stop()
         self._reservation.close()
 
     def said(self) -> str:

@@ -1,8 +1,12 @@
-"""Boards that show a certificate of the fleet's authority: who has none of it does not get in."""
+"""Boards that are known by certificates: who has none does not get in, and who is a member no more neither.
+
+The fleet enrols its boards by its own endpoint while the broker runs.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -15,6 +19,7 @@ from observed import Observations
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from servers import BOARDS, FLEET, SOFTWARE, Server
 
+from agent.identity import Identity
 from benchmarks.certificates import broker_certificate
 from dpagent.protocol.receipts import receipt_place
 from dpagent.protocol.topics import Topics
@@ -22,6 +27,9 @@ from dpagent.protocol.topics import Topics
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(600)]
 
 TOPICS = Topics(FLEET)
+CONNECT = b"\x10\x16\x00\x04MQTT\x04\x02\x00\x3c\x00\x0aresumption"
+"""A clean session of version 3.1.1 without a name (MQTT 3.1.1, section 3.1)."""
+ACCEPTED = b"\x20\x02\x00\x00"
 
 
 @pytest.fixture(scope="module", params=[name for name in SOFTWARE if name != "amqtt"])
@@ -36,7 +44,7 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 class Client:
-    """A client with a certificate, or none; with a name and a password, or none.
+    """A client with a certificate, or none; with the coordinator's name, or none.
 
     The library itself, to show what the program would not.
     """
@@ -49,12 +57,12 @@ class Client:
         self._client = client = paho.Client(
             CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv311
         )
-        context = ssl.create_default_context(cafile=server.certificates.authority)
+        context = ssl.create_default_context(cafile=server.ca_file)
         if pair is not None:
             context.load_cert_chain(*pair)
         client.tls_set_context(context)
-        if name is not None:
-            client.username_pw_set(name, (server.directory / "broker" / "users" / name).read_text().strip())
+        if name is not None and (password := server.password(name)) is not None:
+            client.username_pw_set(name, password)
         client.on_message = lambda _client, _data, message: self.heard.append(
             (message.topic, message.payload)
         )
@@ -89,14 +97,14 @@ def client(
 
 
 def test_a_certificate_is_a_boards_login_and_gives_it_a_boards_rights(guarded: Server) -> None:
-    pairs, coordinator = guarded.certificates.clients, "coordinator"
+    coordinator, first, second = (guarded.pair(name) for name in ("coordinator", *BOARDS[:2]))
     with (
-        client(guarded, pairs[coordinator], coordinator, TOPICS.fragments) as center,
-        client(guarded, pairs[BOARDS[0]], None, TOPICS.plan, TOPICS.receipts) as board,
+        client(guarded, coordinator, "coordinator", TOPICS.fragments) as center,
+        client(guarded, first, None, TOPICS.plan, TOPICS.receipts) as board,
     ):
         wait_until(center.subscribed.is_set, "the coordinator's subscription")
         wait_until(board.subscribed.is_set, "the board's subscription")
-        with client(guarded, pairs[BOARDS[1]]) as forger:
+        with client(guarded, second) as forger:
             wait_until(forger.is_let_in, "the other board's login")
             forger.publish(TOPICS.plan, b"forged")
             wait_until(forger.answered.is_set, "an answer, or the end of the connection")
@@ -104,8 +112,8 @@ def test_a_certificate_is_a_boards_login_and_gives_it_a_boards_rights(guarded: S
         wait_until(lambda: board.heard, "the plan")
         assert board.heard == [(TOPICS.plan, b"plan")]
     with (
-        client(guarded, pairs[coordinator], coordinator, TOPICS.fragments) as center,
-        client(guarded, pairs[BOARDS[1]]) as board,
+        client(guarded, coordinator, "coordinator", TOPICS.fragments) as center,
+        client(guarded, second) as board,
     ):
         wait_until(center.subscribed.is_set, "the coordinator's subscription")
         wait_until(board.is_let_in, "the board's login")
@@ -135,13 +143,84 @@ def test_a_board_hears_its_own_receipts_and_the_coordinator_alone_makes_them(gua
 
 
 def test_who_has_no_certificate_of_the_authority_does_not_get_in(guarded: Server, tmp_path: Path) -> None:
-    foreign = broker_certificate(tmp_path / "foreign", clients=("coordinator", *BOARDS)).clients
-    for pair in (None, foreign[BOARDS[0]], foreign["coordinator"]):
+    # A foreign authority may issue whatever name it likes: a member's, and the coordinator's.
+    member = Identity.load(*guarded.pair(BOARDS[0])).device_id
+    foreign = broker_certificate(tmp_path / "foreign", clients=("coordinator", member)).clients
+    for pair in (None, foreign[member], foreign["coordinator"]):
         for name in (None, "coordinator"):
             with client(guarded, pair, name) as stranger:
                 # Somebody who may comes after: the broker has had the time to let the other in.
-                pairs = guarded.certificates.clients
-                with client(guarded, pairs["coordinator"], "coordinator") as center:
+                with client(guarded, guarded.pair("coordinator"), "coordinator") as center:
                     wait_until(center.is_let_in, "the coordinator's login")
                 assert not stranger.is_let_in()
     Observations(guarded.software).note("boards known by their certificates", "hold")
+
+
+def test_a_board_that_is_revoked_does_not_get_in_and_others_go_on(guarded: Server) -> None:
+    """And what becomes of the connection that it has."""
+    lost, other = guarded.pair("lost"), guarded.pair(BOARDS[0])
+    assert guarded.fleet is not None
+    with (
+        client(guarded, guarded.pair("coordinator"), "coordinator", TOPICS.fragments) as center,
+        client(guarded, lost) as thief,
+        client(guarded, other) as board,
+    ):
+        wait_until(center.subscribed.is_set, "the coordinator's subscription")
+        wait_until(lambda: thief.is_let_in() and board.is_let_in(), "both boards' logins")
+        revoked = guarded.fleet.run("devices", "revoke", Identity.load(*lost).device_id)
+        assert (revoked.returncode, revoked.stderr) == (0, "")
+        wait_until(lambda: not gets_in(guarded, lost), "a broker that refuses it")
+        thief.publish(TOPICS.fragments, b"stolen")
+        wait_until(thief.answered.is_set, "an answer, or the end of the connection")
+        board.publish(TOPICS.fragments, b"fragment")
+        wait_until(lambda: (TOPICS.fragments, b"fragment") in center.heard, "the other's fragment")
+        if (TOPICS.fragments, b"stolen") in center.heard:
+            answer = "goes on"
+        else:
+            answer = "stays, and is of no use" if thief.is_let_in() else "ends"
+        assert board.is_let_in()
+    Observations(guarded.software).note("a connection that a revoked board has", answer)
+    assert gets_in(guarded, other)
+
+
+def test_no_session_of_tls_that_is_resumed_lets_a_revoked_board_in(guarded: Server) -> None:
+    """Who resumes a session need not show its certificate again."""
+    pair = guarded.pair("hoarder")
+    assert guarded.fleet is not None
+    versions = [ssl.TLSVersion.TLSv1_3]
+    if guarded.software != "mosquitto":  # It takes 1.3 alone.
+        versions.append(ssl.TLSVersion.TLSv1_2)
+    kept = []
+    for version in versions:
+        context = ssl.create_default_context(cafile=guarded.ca_file)
+        context.minimum_version = context.maximum_version = version
+        context.load_cert_chain(*pair)
+        accepted, session = attempt(guarded, context, None)
+        assert accepted
+        kept.append((context, session))
+    revoked = guarded.fleet.run("devices", "revoke", Identity.load(*pair).device_id)
+    assert (revoked.returncode, revoked.stderr) == (0, "")
+    wait_until(lambda: not gets_in(guarded, pair), "a broker that refuses it")
+    for context, session in kept:
+        assert not attempt(guarded, context, session)[0]
+
+
+def gets_in(server: Server, pair: tuple[Path, Path]) -> bool:
+    context = ssl.create_default_context(cafile=server.ca_file)
+    context.load_cert_chain(*pair)
+    return attempt(server, context, None)[0]
+
+
+def attempt(
+    server: Server, context: ssl.SSLContext, session: ssl.SSLSession | None
+) -> tuple[bool, ssl.SSLSession | None]:
+    """Whether the broker takes a CONNECT, and the session of TLS, to resume."""
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", server.port), 20) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as connection,
+        ):
+            connection.sendall(CONNECT)
+            return connection.recv(4) == ACCEPTED, connection.session
+    except OSError:
+        return False, None

@@ -11,8 +11,16 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from members import certified, key_pem, new_authority
 
-from coordinator.authority import Authority, adopt_authority, load_authority, pem_of
+from coordinator.authority import (
+    Authority,
+    adopt_authority,
+    begin_change,
+    end_change,
+    load_authorities,
+    pem_of,
+)
 from dpagent.errors import ConfigurationError, UsageError
+from dpagent.storage import write_atomically
 
 NOW = datetime.now(UTC)
 
@@ -95,14 +103,14 @@ def test_a_revocation_list_refuses_who_is_on_it_and_lasts_as_the_authority(
 
 
 def test_an_authority_is_begun_once(authority: Authority, tmp_path: Path) -> None:
-    assert load_authority(tmp_path, now=NOW).fingerprint == authority.fingerprint
+    assert load_authorities(tmp_path, now=NOW).issuing.fingerprint == authority.fingerprint
     with pytest.raises(UsageError, match="every board must then enrol again"):
         new_authority(tmp_path)
     (tmp_path / "ca.key").chmod(0o644)
     with pytest.raises(ConfigurationError, match="chmod 600"):
-        load_authority(tmp_path, now=NOW)
+        load_authorities(tmp_path, now=NOW)
     with pytest.raises(ConfigurationError, match="ca init"):
-        load_authority(tmp_path / "elsewhere", now=NOW)
+        load_authorities(tmp_path / "elsewhere", now=NOW)
 
 
 def test_the_operators_own_authority_issues_below_its_root(tmp_path: Path) -> None:
@@ -140,3 +148,71 @@ def test_a_certificate_that_may_not_issue_makes_no_authority(authority: Authorit
         adopt_authority(
             tmp_path / "other", tmp_path / "board.crt", tmp_path / "board.key", now=datetime.now(UTC)
         )
+
+
+def test_during_a_change_two_are_trusted_and_the_new_one_issues(authority: Authority, tmp_path: Path) -> None:
+    during = begin_change(tmp_path, "meadow", None, now=NOW)
+    assert during.retiring is not None
+    assert during.anchor.fingerprint == authority.fingerprint
+    assert load_authorities(tmp_path, now=NOW).issuing.fingerprint == during.issuing.fingerprint
+    old, new = certified(authority).certificate, certified(during.issuing).certificate
+    for each in (old, new):
+        assert verified(tmp_path, pem_of([each]), "sslclient")
+        lists = during.revocation_lists([], now=NOW)
+        assert verified(tmp_path, pem_of([each]), "sslclient", b"".join(lists))
+        gone = during.revocation_lists([(each.serial_number, time.time())], now=NOW)
+        assert not verified(tmp_path, pem_of([each]), "sslclient", b"".join(gone))
+    assert (during.issuing.has_issued(old), during.issuing.has_issued(new)) == (False, True)
+    with pytest.raises(UsageError, match="under way"):
+        begin_change(tmp_path, "meadow", None, now=NOW)
+    after = end_change(tmp_path, now=NOW)
+    assert after.retiring is None
+    assert verified(tmp_path, pem_of([new]), "sslclient")
+    assert not verified(tmp_path, pem_of([old]), "sslclient")
+    assert (tmp_path / "ca.key").read_text().count("BEGIN") == 1
+    with pytest.raises(UsageError, match="No authority retires"):
+        end_change(tmp_path, now=NOW)
+
+
+@pytest.mark.parametrize("step", ["begin", "end"])
+def test_a_change_that_is_cut_off_after_any_file_leaves_authorities_that_can_issue(
+    authority: Authority, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut: what is on disk is the files before one of the writes."""
+    if step == "end":
+        begin_change(tmp_path, "meadow", None, now=NOW)
+
+    class CutError(Exception):
+        pass
+
+    def cut(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+        if writes[0] == 0:
+            raise CutError
+        writes[0] -= 1
+        write_atomically(path, data, mode=mode)
+
+    for number in (0, 1):
+        writes = [number]
+        with monkeypatch.context() as patch:
+            patch.setattr("coordinator.authority.write_atomically", cut)
+            with pytest.raises(CutError):
+                end_change(tmp_path, now=NOW) if step == "end" else begin_change(
+                    tmp_path, "meadow", None, now=NOW
+                )
+        for each in load_authorities(tmp_path, now=NOW).all:
+            assert verified(tmp_path, pem_of([certified(each).certificate]), "sslclient")
+    assert (tmp_path / "ca.key").read_text().count("BEGIN") == 2
+    end_change(tmp_path, now=NOW)
+    assert (tmp_path / "ca.key").read_text().count("BEGIN") == 1
+
+
+def test_an_authority_does_not_follow_itself(authority: Authority, tmp_path: Path) -> None:
+    given = tmp_path / "ca.crt", tmp_path / "ca.key"
+    with pytest.raises(UsageError, match="of another name"):
+        begin_change(tmp_path, "meadow", given, now=NOW)
+
+
+def test_two_authorities_in_one_file_are_not_adopted(authority: Authority, tmp_path: Path) -> None:
+    begin_change(tmp_path, "meadow", None, now=NOW)
+    with pytest.raises(ConfigurationError, match="is not issued by the certificate after it"):
+        adopt_authority(tmp_path / "other", tmp_path / "ca.crt", tmp_path / "ca.key", now=NOW)

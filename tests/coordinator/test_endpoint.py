@@ -23,7 +23,7 @@ from members import certified, new_authority, written
 
 from agent.enrolling import Enrolled, enrol, renew
 from agent.identity import Identity, signing_request
-from coordinator.authority import load_authority
+from coordinator.authority import load_authorities
 from coordinator.devices import DeviceState
 from coordinator.endpoint import MOST_CONNECTIONS
 from coordinator.enrolment import MOST_RENEWALS
@@ -53,7 +53,7 @@ def files(enrolled: Enrolled, directory: Path) -> tuple[Path, Path]:
 
 def renewed(fleet: EnrolmentFleet, identity: Identity, directory: Path) -> x509.Certificate:
     files = written(directory, "device", identity.certificate, identity.private_key)
-    return x509.load_pem_x509_certificate(renew(fleet.url, fleet.members / "ca.crt", *files))
+    return x509.load_pem_x509_certificate(renew(fleet.url, fleet.members / "ca.crt", *files)[0])
 
 
 def test_an_invitation_makes_a_member(fleet: EnrolmentFleet) -> None:
@@ -189,7 +189,7 @@ def test_a_member_renews_for_its_key_and_not_without_end(fleet: EnrolmentFleet, 
 
 def test_nobody_else_renews(fleet: EnrolmentFleet, tmp_path: Path) -> None:
     """Revoked, expired, foreign, of a program of the operator's, unknown, and none at all."""
-    authority = load_authority(fleet.members, now=datetime.now(UTC))
+    authority = load_authorities(fleet.members, now=datetime.now(UTC)).issuing
     revoked = entered(fleet).identity
     assert fleet.run("devices", "revoke", revoked.device_id).returncode == 0
     with pytest.raises(UsageError, match="no member any more"):

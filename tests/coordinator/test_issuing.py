@@ -11,10 +11,12 @@ import pytest
 from requests_for_tokens import asked
 from token_desks import FLEET, JOB, Desk, private_key
 
+from agent.identity import Identity
 from coordinator import issuing
 from coordinator.blind_signing import PrivateKey
 from coordinator.database.settings import StorePlace
 from dpagent import faults
+from dpagent.errors import UsageError
 from dpagent.faults import FaultPoint
 from dpagent.protocol.codec import MessageError, decode
 from dpagent.protocol.issuing import (
@@ -277,6 +279,45 @@ def test_a_device_over_its_limit_gets_no_tokens_until_the_limit_is_raised(new_de
     assert request.read(desk.answer(board.device_id, request.payload)).verdict is Verdict.GRANTED
     spent = desk.registry.spent([board.device_id])
     assert [(each.job, each.rounds, each.statement["epsilon"]) for each in spent] == [(JOB.hex(), 3, 3.0)]
+
+
+def test_a_member_that_is_left_out_gets_no_tokens_until_it_is_let_in_again(new_desk: Any) -> None:
+    desk = new_desk()
+    boards = [desk.member() for _ in range(4)]
+
+    def verdict(board: Identity, number: int) -> Verdict:
+        request = asked(desk, board, number)
+        return request.read(desk.answer(board.device_id, request.payload)).verdict
+
+    assert verdict(boards[0], 1) is Verdict.GRANTED
+    with desk.devices.transaction():
+        desk.devices.exclude([board.device_id for board in boards[:2]], at=desk.now)
+    assert verdict(boards[2], 2) is Verdict.GRANTED
+    late = asked(desk, boards[1], 2)
+    assert late.read(desk.answer(boards[1].device_id, late.payload)).verdict is Verdict.EXCLUDED
+    # A board does not come back by being replaced.
+    successor = desk.member(replaces=boards[0].device_id)
+    assert verdict(successor, 3) is Verdict.EXCLUDED
+    with desk.devices.transaction():
+        desk.devices.include([boards[1].device_id])
+    # The very request that was refused: the round is open still.
+    assert late.read(desk.answer(boards[1].device_id, late.payload)).verdict is Verdict.GRANTED
+
+
+def test_no_more_than_half_of_the_members_are_left_out(new_desk: Any) -> None:
+    """Who is left has to be many: a fragment hides among them."""
+    desk = new_desk()
+    ids = [desk.member().device_id for _ in range(5)]
+    with desk.devices.transaction():
+        desk.devices.exclude(ids[:2], at=desk.now)
+        desk.devices.exclude(ids[:1], at=desk.now)  # Again, which changes nothing.
+    for more in (ids[2:3], ids[1:3]):
+        with pytest.raises(UsageError, match="2 would be left; expected at least half"):
+            desk.devices.exclude(more, at=desk.now)
+    with desk.devices.transaction():
+        desk.devices.revoke(ids[4], at=desk.now)
+    with pytest.raises(UsageError, match=f"{ids[4]} is no member"):
+        desk.devices.exclude([ids[4]], at=desk.now)
 
 
 def test_jobs_add_up_and_a_replacement_has_what_its_predecessor_left(new_desk: Any) -> None:

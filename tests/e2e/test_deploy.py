@@ -19,7 +19,16 @@ from dpagent.learning.data.formats.npz import save_npz
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "deploy.md"
-SOFTWARE = ("mosquitto", "rabbitmq")
+STOLEN = """
+for board in ../board-?; do
+  device=$(openssl x509 -in $board/identity/device.crt -noout -subject | tr -cd 0-9a-f | tail -c 32)
+  outcome=refuses
+  if dpagent doctor --config $board/agent.yaml > $board/doctor; then outcome="lets in"; fi
+  echo "$outcome: $device"
+done
+echo "stolen: $LOST"
+"""
+SOFTWARE = ("mosquitto", "rabbitmq", "nats")
 
 
 def blocks(software: str) -> list[str]:
@@ -56,9 +65,8 @@ def place(tmp_path: Path) -> Iterator[Path]:
 def test_the_commands_lead_from_nothing_to_a_fleet_and_through_a_theft(place: Path, software: str) -> None:
     if BROKERS[software].find() is None and not (place / "bin" / software).exists():
         pytest.skip(f"{software} is not installed")
-    script = "set -eu\n" + "\n".join(blocks(software))
-    if software != "mosquitto":  # It takes no list that it would have to read again.
-        script = script.replace("kill -HUP $(cat broker/pid)\n", "")
+    # In the end, whom the broker lets in.
+    script = "set -eu\n" + "\n".join([*blocks(software), STOLEN])
     with reserved_port() as broker, reserved_port() as endpoint:
         script = script.replace("8883", str(broker.getsockname()[1]))
         script = script.replace("8884", str(endpoint.getsockname()[1]))
@@ -74,6 +82,9 @@ def test_the_commands_lead_from_nothing_to_a_fleet_and_through_a_theft(place: Pa
     assert "5 members" in said
     assert "finished, 2 of 2 rounds started" in said
     assert "Replaced by" in said
+    (stolen,) = re.findall(r"^stolen: (\w+)$", said, flags=re.MULTILINE)
+    assert re.findall(r"^refuses: (\w+)$", said, flags=re.MULTILINE) == [stolen]
+    assert len(re.findall(r"^lets in: (\w+)$", said, flags=re.MULTILINE)) == 5
     logs = [(place / f"board-{number}/log").read_text() for number in range(1, 6)]
     assert all("has its tokens" in log for log in logs)
     assert len((place / "fleet/codes").read_text().split()) == 5

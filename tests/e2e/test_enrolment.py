@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from brokers import Broker, BrokerFactory, wait_until
 from commands import dpagent, dpagent_process
+from cryptography import x509
 from enrolments import EnrolmentFleet, enrol, mutual_tls
 from fleets import Program, digits
 from members import certified, new_authority, written
@@ -21,7 +22,7 @@ from agent.audit import audit
 from agent.charges import BudgetChange, Charge
 from agent.identity import Identity, read_certificate
 from agent.settings import AgentSettings, load_agent_settings
-from coordinator.authority import load_authority
+from coordinator.authority import load_authorities
 from coordinator.devices import DeviceState
 from dpagent.errors import ExitCode
 from dpagent.learning.data.formats.npz import save_npz
@@ -112,7 +113,7 @@ def test_boards_enrol_and_run_a_job_with_the_coordinator_over_mutual_tls(
 
 def test_the_broker_lets_in_members_and_nobody_else(scene: Scene, tmp_path: Path) -> None:
     settings = scene.board(tmp_path / "board").mqtt
-    authority = load_authority(scene.members, now=datetime.now(UTC))
+    authority = load_authorities(scene.members, now=datetime.now(UTC)).issuing
     assert outcome(settings) is None
 
     def with_identity(name: str, identity: Identity) -> MqttSettings:
@@ -203,13 +204,82 @@ def test_a_certificate_is_renewed_while_the_agent_runs(
         following = read_certificate(settings.mqtt.cert_file)
         assert following.serial_number != first.serial_number
         assert following.not_valid_after_utc > first.not_valid_after_utc
-        authority = load_authority(scene.members, now=datetime.now(UTC))
+        authority = load_authorities(scene.members, now=datetime.now(UTC)).issuing
         gone = authority.revocation_list([(first.serial_number, 0.0)], now=datetime.now(UTC))
         (scene.members / "revoked.crl").write_bytes(gone)
         scene.broker.stop()
         scene.broker.start()
         wait_until(lambda: agent.said().count("connected to mqtts") == 2, "a connection with the new one")
         assert agent.stop() == ExitCode.OK
+
+
+def test_a_fleet_changes_its_authority_while_boards_go_on(
+    tmp_path: Path, new_scene: Callable[..., Scene]
+) -> None:
+    """One board renews during the change, one enrols, one sleeps through it."""
+    scene = new_scene(enrolment={"certificate_days": 0.02})
+    one, asleep = (scene.board(tmp_path / name) for name in ("one", "asleep"))
+    assert one.enrolment is not None
+    (before,) = trusted_by(one)
+    assert scene.fleet.run("ca", "change").returncode == 0
+    reload_lists(scene.broker)
+    endpoint = scene.fleet.endpoint
+    assert endpoint is not None
+    wait_until(lambda: "the authority has changed" in endpoint.said(), "the endpoint")
+    renew_one(tmp_path / "one", tmp_path / "log")
+    assert len(trusted_by(one)) == 2
+    two = scene.board(tmp_path / "two")
+    assert [issuer_of(each) == before.subject for each in (one, two, asleep)] == [False, False, True]
+    assert [outcome(each.mqtt) for each in (one, two, asleep)] == [None, None, None]
+    assert "2 of 3 members" in scene.fleet.run("ca", "show").stdout
+
+    refused = scene.fleet.run("ca", "retire")
+    asleep_id = Identity.load(*pair_of(asleep)).device_id
+    assert (refused.returncode, asleep_id[:8] in refused.stderr) == (ExitCode.USAGE, True)
+    refused = scene.fleet.run("ca", "retire", "--lock-out")
+    assert (refused.returncode, "coordinator.crt" in refused.stderr) == (ExitCode.USAGE, True)
+    make_again(scene, "coordinator", "ca", "client", "coordinator")
+    retired = scene.fleet.run("ca", "retire", "--lock-out")
+    assert (retired.returncode, f"devices replace {asleep_id[:8]}" in retired.stdout) == (0, True)
+    make_again(scene, "broker", "ca", "server", "127.0.0.1")
+    reload_lists(scene.broker)
+    wait_until(lambda: outcome(asleep.mqtt) is not None, "a broker that has read its files")
+    coordinator = scene.fleet.settings.mqtt
+    assert [outcome(each) for each in (one.mqtt, two.mqtt, coordinator)] == [None, None, None]
+
+    wait_until(lambda: endpoint.said().count("the authority has changed") == 2, "the endpoint")
+    renew_one(tmp_path / "one", tmp_path / "log-2")
+    (after,) = trusted_by(one)
+    assert after.subject != before.subject
+    (code,) = scene.fleet.run("devices", "replace", asleep_id).stdout.split()
+    assert enrol(code, tmp_path / "asleep").returncode == 0
+
+
+def make_again(scene: Scene, name: str, *words: str) -> None:
+    for suffix in ("crt", "key"):
+        (scene.members / f"{name}.{suffix}").unlink()
+    assert scene.fleet.run(*words).returncode == 0
+
+
+def renew_one(board: Path, log: Path) -> None:
+    with Program("run", "--config", board / "agent.yaml", *QUICK, log=log) as agent:
+        wait_until(lambda: "the certificate is renewed" in agent.said(), "a renewal")
+        assert agent.stop() == ExitCode.OK
+
+
+def pair_of(settings: AgentSettings) -> tuple[Path, Path]:
+    assert settings.mqtt.cert_file is not None
+    assert settings.mqtt.key_file is not None
+    return settings.mqtt.cert_file, settings.mqtt.key_file
+
+
+def issuer_of(settings: AgentSettings) -> x509.Name:
+    return read_certificate(pair_of(settings)[0]).issuer
+
+
+def trusted_by(settings: AgentSettings) -> list[x509.Certificate]:
+    assert settings.enrolment is not None
+    return x509.load_pem_x509_certificates(settings.enrolment.ca_file.read_bytes())
 
 
 def test_an_enrolment_that_is_interrupted_goes_on_with_the_same_code(scene: Scene, tmp_path: Path) -> None:

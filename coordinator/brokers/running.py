@@ -1,0 +1,85 @@
+"""The broker that ``broker-config --run`` started: which process it is, and how it is told to read its files.
+
+The process that becomes the broker holds a lock on its file ``pid`` for as long as it lives (``flock``, which
+passes to the program that takes its place): so the number in it is never another process's.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from pathlib import Path
+from signal import Signals
+from typing import Final
+
+from dpagent.errors import BrokerError
+from dpagent.storage import disk_errors
+
+_PID: Final = "running.pid"
+_BEGINS_S: Final = 3.0
+"""So long a broker that begins may have read its files, and not listen for signals yet."""
+
+
+def claim(directory: Path) -> None:
+    """Let this process be the broker of a directory, until it ends, whatever program it becomes.
+
+    Raises:
+        BrokerError: Another one runs there.
+        StorageError: The file cannot be written.
+    """
+    file = directory / _PID
+    with disk_errors(file):
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if not _locked(descriptor):
+            number = os.read(descriptor, 32).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise BrokerError(f"A broker runs on {directory} already, process {number}. End that one first.")
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        os.set_inheritable(descriptor, True)
+
+
+def send(directory: Path, signal: Signals) -> bool:
+    """Send a signal to the broker of a directory; return whether one runs there.
+
+    Raises:
+        BrokerError: It is another user's.
+        StorageError: The file cannot be read.
+    """
+    file = directory / _PID
+    if not file.exists():
+        return False
+    with disk_errors(file):
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if _locked(descriptor):  # Nobody holds it.
+                return False
+            number = int(os.read(descriptor, 32) or b"0")
+            age_s = time.time() - os.fstat(descriptor).st_mtime
+        finally:
+            os.close(descriptor)
+    if number <= 0:  # It is about to write it, and reads its files later.
+        return False
+    time.sleep(min(_BEGINS_S, max(0.0, _BEGINS_S - age_s)))
+    try:
+        os.kill(number, signal)
+    except ProcessLookupError:
+        return False
+    except PermissionError as error:
+        raise BrokerError(
+            f"The broker of {directory}, process {number}, is another user's: it was not told to read its "
+            f"files. As its user: kill -{signal.name.removeprefix('SIG')} {number}"
+        ) from error
+    return True
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise
+    return True
