@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -241,9 +242,16 @@ def test_a_fleet_changes_its_authority_while_boards_go_on(
     make_again(scene, "coordinator", "ca", "client", "coordinator")
     retired = scene.fleet.run("ca", "retire", "--lock-out")
     assert (retired.returncode, f"devices replace {asleep_id[:8]}" in retired.stdout) == (0, True)
-    make_again(scene, "broker", "ca", "server", "127.0.0.1")
     reload_lists(scene.broker)
     wait_until(lambda: outcome(asleep.mqtt) is not None, "a broker that has read its files")
+    make_again(scene, "broker", "ca", "server", "127.0.0.1")
+    reload_lists(scene.broker)
+
+    def shown() -> x509.Certificate:
+        pem = ssl.get_server_certificate(("127.0.0.1", scene.broker.port))
+        return x509.load_pem_x509_certificate(pem.encode())
+
+    wait_until(lambda: shown().issuer != before.subject, "the broker's new certificate")
     coordinator = scene.fleet.settings.mqtt
     assert [outcome(each) for each in (one.mqtt, two.mqtt, coordinator)] == [None, None, None]
 
