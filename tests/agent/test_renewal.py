@@ -62,7 +62,8 @@ def test_it_asks_when_a_third_is_left_and_waits_for_no_answer(
     clock.advance(2 * 3600)
     renewal.tend()  # One at a time.
     answers.set()
-    assert settings.mqtt.cert_file is not None and settings.enrolment is not None
+    assert settings.mqtt.cert_file is not None
+    assert settings.enrolment is not None
     file = settings.mqtt.cert_file
     wait_until(lambda: file.read_bytes().rstrip() == b"the next", "the certificate in its place")
     assert settings.enrolment.ca_file.read_bytes().rstrip() == b"all who issue"
