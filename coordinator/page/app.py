@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from coordinator.devices import Devices
 from coordinator.page.access import Access
-from coordinator.page.guard import COOKIE, Guard, refused, visitor_of
+from coordinator.page.guard import COOKIE, LOGOUT, Guard, refused, visitor_of
 from coordinator.page.orders import Orders
 from coordinator.page.view import View
 from coordinator.page.watcher import Watcher, as_json, server_sent
@@ -116,7 +116,7 @@ class Page:
             Route("/", self._static("index.html")),
             Route("/login", self._static("login.html"), methods=["GET"]),
             Route("/login", self._login, methods=["POST"]),
-            Route("/api/logout", self._logout, methods=["POST"]),
+            Route(LOGOUT, self._logout, methods=["POST"]),
             *(
                 Route(f"/static/{each.name}", self._static(each.name))
                 for each in _STATIC.iterdir()
@@ -191,6 +191,8 @@ class Page:
         return _download(page, f"{name}-report.html", "text/html; charset=utf-8")
 
     async def _audit(self, request: Request) -> Response:
+        if not visitor_of(request.state).is_operator:
+            return refused(403, "The audit export tells of single boards: an operator can have it.")
         try:
             data = await asyncio.to_thread(self._exported)
         except DpagentError as error:

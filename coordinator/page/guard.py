@@ -22,6 +22,7 @@ MOST_BODY_BYTES: Final = 65_536
 BODY_S: Final = 10.0
 COOKIE: Final = "dpagent-page"
 ORDER_HEADER: Final = "x-dpagent-order"
+LOGOUT: Final = "/api/logout"
 _FREE: Final = frozenset({"/login", "/static/page.css", "/static/login.js", "/static/icon.svg"})
 """What is shown to whoever has to show a token yet."""
 _SAFE: Final = frozenset({"GET", "HEAD"})
@@ -103,13 +104,13 @@ class Guard:
                 return RedirectResponse("/login", 303)
             return refused(401, "Show a token: `dpagent coordinator page-token` makes one.")
         if not is_safe:
-            return self._refused_order(visitor, headers)
+            return self._refused_order(visitor, path, headers)
         return None
 
-    def _refused_order(self, visitor: Visitor, headers: dict[str, str]) -> Response | None:
+    def _refused_order(self, visitor: Visitor, path: str, headers: dict[str, str]) -> Response | None:
         if not self._access.is_order_of(visitor, headers.get(ORDER_HEADER, "")):
             return refused(403, "The page is of an earlier start of the server. Load it again.")
-        if not visitor.is_operator:
+        if not visitor.is_operator and path != LOGOUT:
             return refused(403, f"{visitor.name} may look, and give no orders.")
         return None
 

@@ -381,7 +381,7 @@ function rest(summary) {
   const links = [
     downloads.model && link("download-model", path(summary.name, "/model"), `Model (${downloads.model})`),
     downloads.report && link("download-report", path(summary.name, "/report"), "Report (HTML)"),
-    downloads.audit && link("download-audit", "/api/audit", "Audit export (JSON)"),
+    downloads.audit && me.may_order && link("download-audit", "/api/audit", "Audit export (JSON)"),
   ].filter(Boolean);
   return made("div", { class: "grid" },
     made("div", { class: "card" }, made("h2", {}, "Downloads"),

@@ -360,8 +360,12 @@ def test_who_has_a_token_signs_in_and_out(
         assert page.get("/metrics", Authorization=bearer).status == 200
         refused = page.order("/api/jobs/first/resume", Authorization=bearer)
         assert (refused.status, "give no orders" in refused.values["error"]) == (403, True)
-        assert page.order("/api/logout", Cookie=session).status == 200
-        assert page.get("/api/state", Cookie=session).status == 401
+        kept = page.get("/api/audit", Authorization=bearer)
+        assert (kept.status, "single boards" in kept.values["error"]) == (403, True)
+        looking = page.post("/login", {"token": viewers}).headers["set-cookie"].partition(";")[0]
+        for each in (session, looking):
+            assert page.order("/api/logout", Cookie=each).status == 200
+            assert page.get("/api/state", Cookie=each).status == 401
 
 
 def test_downloads(store: Store, page: PageServer, settings: FleetSettings) -> None:
