@@ -2,8 +2,8 @@
 
 ``tpm2-openssl`` writes such files for a key in a TPM (``-----BEGIN TSS2 PRIVATE KEY-----``),
 ``pkcs11-provider`` for one in a PKCS #11 token (``-----BEGIN PKCS#11 PROVIDER URI-----``). TLS takes them as
-any other key file. The library that signs and makes requests elsewhere knows no providers, so here the
-program ``openssl`` does, under the same ``openssl.cnf``.
+any other key file. The library that signs elsewhere knows no providers, so here the program
+``openssl`` does, under the same ``openssl.cnf``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cryptography.hazmat.primitives import serialization
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from dpagent.errors import ConfigurationError
 
 _NAMES_A_KEY: Final = re.compile(rb"-----BEGIN (TSS2 PRIVATE KEY|PKCS#11 PROVIDER URI)-----")
+_ECDSA_WITH_SHA256: Final = bytes.fromhex("300a06082a8648ce3d040302")
+"""An AlgorithmIdentifier (RFC 5758, section 3.2)."""
 _PATIENCE_S: Final = 60
 """A TPM takes some tenths of a second to sign; on a busy bus, seconds."""
 
@@ -67,13 +71,30 @@ class HardwareKey:
     def signing_request(self, name: str) -> bytes:
         """A request for a certificate (PKCS #10 in DER) that gives a common name.
 
+        That of `openssl req` has parameters with the signature's algorithm, with tpm2-openssl 1.1, which RFC
+        5758 forbids. So it is a request of the library's, for a key that is thrown away, with the public key
+        and the signature exchanged.
+
         Raises:
-            ConfigurationError: OpenSSL could not make it.
+            ConfigurationError: OpenSSL could not sign it.
         """
-        return _openssl(
-            self.file, "req", "-new", "-key", str(self.file), "-subj", f"/CN={name}", "-sha256", "-outform",
-            "DER"
-        )  # fmt: skip
+        other = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        made = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(other, hashes.SHA256())
+        # Keys on one curve have one length.
+        body = made.tbs_certrequest_bytes.replace(_public(other.public_key()), _public(self.public))
+        signature = self.sign(body, ec.ECDSA(hashes.SHA256()))
+        return _field(0x30, body + _ECDSA_WITH_SHA256 + _field(0x03, b"\0" + signature))
+
+
+def _public(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _field(tag: int, content: bytes) -> bytes:
+    """Type, length and value (DER), of up to 255 bytes."""
+    length = bytes([len(content)]) if len(content) < 0x80 else bytes([0x81, len(content)])
+    return bytes([tag]) + length + content
 
 
 def _openssl(file: Path, *words: str, given: bytes = b"") -> bytes:
