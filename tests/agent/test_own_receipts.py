@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from devices import PERIOD_S, Device, open_device
-from fleets import make_plan
+from devices import KEY, PERIOD_S, Device, open_device
+from fleets import make_plan, write_agent
 from members import certified, new_authority
 
+from agent.custody import begin_ledger
+from agent.daemon import Agent
 from agent.identity import Identity
+from agent.settings import load_agent_settings
+from agent.spool import SpooledFragment
 from dpagent.protocol.codec import decode
 from dpagent.protocol.messages import Fragment, Plan
 from dpagent.protocol.receipts import receipt_place
 from dpagent.protocol.topics import Topics
+from dpagent.storage import transaction
 
 TOPICS = Topics("testers")
 BLOCKS = 4
@@ -115,3 +121,26 @@ def test_a_receipt_of_a_fragment_changes_nothing_that_the_broker_sees_until_it_w
             pass_time(device, 7.0)
             after = device.line.steps[len(before) :]
             assert {step for step, _ in after} == ({"publish", "hear no more"} if receipted else {"publish"})
+
+
+def test_what_is_no_receipt_on_such_a_topic_is_passed_over_without_a_trace(tmp_path: Path) -> None:
+    """Who counted it on the board's disk would have the coordinator, which knows the fragment, make one board
+    write."""
+    settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy"))
+    if not settings.ledger_files.database.exists():
+        begin_ledger(settings.ledger_files, settings.lifetime_budgets)
+    agent = Agent(settings)
+    try:
+        fragment = SpooledFragment.of(Fragment(1, 0, os.urandom(16), b"values"))
+        with transaction(agent._state.connection):
+            agent._state.spool.put("j", 1, [fragment])
+        topic = agent._topics.receipt(fragment.receipt_place)
+        for payload in (b"", b"junk", os.urandom(16), fragment.digest + b"\0", os.urandom(60_000)):
+            agent._receive(topic, payload)
+        assert (agent._rejected, agent._last_receipt_at) == (0, None)
+        assert fragment.digest in agent._state.spool.pending()
+        agent._receive(topic, fragment.digest)
+        assert agent._state.spool.pending() == {}
+        assert agent._last_receipt_at is not None
+    finally:
+        agent.close()
