@@ -188,6 +188,8 @@ class Cycle:
 
     def _take(self, at_work: Admitted | InTraining) -> None:
         """Take what the training process has answered."""
+        # Before it is asked for more, which it answers in turn: for as long as it trains, a look goes on.
+        self._worker.resume_look()
         match at_work:
             case Admitted(announced=announced, answer=answer) if (
                 announced is self._announcements.current and isinstance(answer.exception(), UsedProcessError)
