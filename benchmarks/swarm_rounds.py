@@ -1,16 +1,10 @@
-"""Rounds over Mosquitto without training and without a window: 100 devices of `dp-sgd`, 500 of `ldp-fl`, 100
-members.
+"""Rounds over Mosquitto without training and without a window: 100 devices of `dp-sgd`, 500 of `ldp-fl`.
 
 The real coordinator runs rounds of the 26,010-parameter model in 16 fragments: noisy sums of 100 devices, and
 reports of 500 with a bit for every weight. These 1,600 and 8,000 fragments a round a swarm
 (``benchmarks/swarm.py``) of devices without records makes, seals, and publishes by one connection. Then the
 coordinator goes on: a round lasts from then to its closing, with the broker's delivery, opening, checking,
 counting, receipts and the step. Jitter and slot are as good as zero. Medians of 5 rounds.
-
-With members, the broker has TLS, and each fragment carries a one-time token: the coordinator checks 1,600
-blind signatures a round besides. It issued them before, when the round was announced; a figure of its own
-says how long that took, from the first of 100 requests to the last answer, all of it by one connection: with
-the devices' blinding and finalizing, in a process on the other core.
 
 Interpretation: both are within what was wanted, on a machine that counts 10,200 fragments a second
 (`counting`). On the one of 23 November, which counted 5,400, a round of 100 devices took 0.44 s.
@@ -54,22 +48,15 @@ def run() -> list[Figure]:
     return [
         *_figures("dp-sgd", 100, SUMS, wanted_s=0.35),
         *_figures("ldp-fl", 500, _REPORTS, wanted_s=4.0),
-        *_figures("dp-sgd", 100, SUMS, wanted_s=0.8, has_members=True),
     ]
 
 
-def _figures(
-    method: str, devices: int, settings: dict[str, Any], *, wanted_s: float, has_members: bool = False
-) -> list[Figure]:
+def _figures(method: str, devices: int, settings: dict[str, Any], *, wanted_s: float) -> list[Figure]:
     nothing = ArrayDataset(np.zeros((0, 28, 28, 1), np.float32), np.zeros(0, np.int64), 10)
-    rounds, worked_s, played = run_swarm(SETTINGS | settings, [nothing] * devices, has_members=has_members)
+    rounds, worked_s, _ = run_swarm(SETTINGS | settings, [nothing] * devices)
     seconds = statistics.median(worked_s)
-    name = f"a round of {devices} devices of {method}" + ", with tokens and TLS" * has_members
-    figures = [
+    name = f"a round of {devices} devices of {method}"
+    return [
         Figure(name, seconds, "s", f"wanted: {wanted_s:g} s", seconds / wanted_s),
         Figure(f"{name}, fragments", statistics.median(each.fragments for each in rounds), ""),
     ]
-    if has_members:
-        issuing = statistics.median(each.granted_at - each.asked_at for each in played)
-        figures.append(Figure(f"{name}, its tokens before it", issuing, "s"))
-    return figures

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 from commands import Result, dpagent
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 from enrolments import EnrolmentFleet, enrol
 from fleets import write_fleet
-from members import enrolled
+from members import enrolled, key_pem
 
 from agent.settings import load_agent_settings
 from coordinator.authority import load_authorities
@@ -213,3 +215,54 @@ def test_a_brokers_own_authority_and_its_demands_reach_the_board(tmp_path: Path)
     device = json.loads(fleet.run("devices", "list", "--json").stdout)["devices"][0]["device"]
     assert mqtt.new_client_id(None) == f"board-{device}"
     fleet.stop()
+
+
+def test_members_are_left_out_and_let_in_again_by_name(fleet: EnrolmentFleet) -> None:
+    authority = load_authorities(fleet.members, now=datetime.now(UTC)).issuing
+    with fleet.devices() as devices:
+        ids = [enrolled(authority, devices)[1].id for _ in range(4)]
+    left_out = fleet.run("devices", "exclude", ids[0][:8], ids[1])
+    assert (left_out.returncode, "2 members left out" in left_out.stdout) == (0, True)
+    assert fleet.run("devices", "list").stdout.count("left out") == 2
+    assert "Left out of rounds since" in fleet.run("devices", "show", ids[0]).stdout
+    refused = fleet.run("devices", "exclude", ids[2])
+    assert (refused.returncode, "at least half" in refused.stderr) == (ExitCode.USAGE, True)
+    assert "1 member let in again" in fleet.run("devices", "include", ids[0]).stdout
+    assert "1 member let in again" in fleet.run("devices", "include").stdout
+    assert "left out" not in fleet.run("devices", "list").stdout
+    assert "4 members" in fleet.run("devices", "list").stdout
+
+
+def test_a_change_of_the_authority_is_begun_once_and_ended_once(fleet: EnrolmentFleet) -> None:
+    early = fleet.run("ca", "retire")
+    assert (early.returncode, "ca change" in early.stderr) == (ExitCode.USAGE, True)
+    begun = fleet.run("ca", "change")
+    assert (begun.returncode, "Have the broker read" in begun.stderr) == (0, True)
+    again = fleet.run("ca", "change")
+    assert (again.returncode, "under way" in again.stderr) == (ExitCode.USAGE, True)
+    shown = fleet.run("ca", "show").stdout
+    assert "0 of 0 members have certificates of the new one" in shown
+    for name in ("coordinator", "broker"):
+        (fleet.members / f"{name}.key").unlink()
+    # Nobody is left behind: a server's certificate is of the new one as well.
+    assert fleet.run("ca", "client", "coordinator").returncode == 0
+    assert fleet.run("ca", "server", "127.0.0.1").returncode == 0
+    authorities = load_authorities(fleet.members, now=datetime.now(UTC))
+    for name in ("coordinator", "broker"):
+        made = x509.load_pem_x509_certificate((fleet.members / f"{name}.crt").read_bytes())
+        assert authorities.issuing.has_issued(made)
+    assert fleet.run("ca", "retire").returncode == 0
+    for words in (("--certificate", "x"), ("--key", "x")):
+        half = fleet.run("ca", "change", *words)
+        assert (half.returncode, "both --certificate and --key" in half.stderr) == (ExitCode.USAGE, True)
+
+
+def test_a_board_enrols_with_a_key_that_is_there_already(fleet: EnrolmentFleet, tmp_path: Path) -> None:
+    fleet.start()
+    (code,) = fleet.invite()
+    given = tmp_path / "own.pem"
+    given.write_bytes(key_pem(ec.generate_private_key(ec.SECP256R1())))
+    for mode, status in ((0o644, ExitCode.CONFIGURATION), (0o600, ExitCode.OK)):
+        given.chmod(mode)
+        assert enrol(code, tmp_path / "board", "--no-connect", "--key", str(given)).returncode == status
+    assert (tmp_path / "board/identity/device.key").read_bytes() == given.read_bytes()

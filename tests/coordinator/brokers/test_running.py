@@ -1,0 +1,60 @@
+"""Which process is the broker of a directory, by a lock that passes to the program that takes its place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from brokers import wait_until
+from children import Child
+
+from coordinator.brokers.running import claim, send
+from dpagent.errors import BrokerError
+
+BROKER = """
+import signal, time
+signal.signal(signal.SIGHUP, lambda *_: print("read again", flush=True))
+print("ready", flush=True)
+while True: time.sleep(60)
+"""
+BEGIN = f"""
+import os, sys
+from pathlib import Path
+from coordinator.brokers.running import claim
+claim(Path(sys.argv[1]))
+os.execv(sys.executable, [sys.executable, "-c", {BROKER!r}])
+"""
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Child]:
+    """A program that became another one, as `broker-config --run` does."""
+    with Child([sys.executable, "-c", BEGIN, tmp_path], tmp_path / "log") as child:
+        wait_until(lambda: "ready" in child.said(), "the broker")
+        yield child
+
+
+def test_the_program_that_took_its_place_gets_the_signal(tmp_path: Path, broker: Child) -> None:
+    assert send(tmp_path, signal.SIGHUP)
+    wait_until(lambda: "read again" in broker.said(), "the signal")
+
+
+def test_a_second_broker_of_a_directory_is_refused_by_the_process_of_the_first(
+    tmp_path: Path, broker: Child
+) -> None:
+    with pytest.raises(BrokerError, match=f"process {broker.process.pid}"):
+        claim(tmp_path)
+
+
+def test_nobody_is_signalled_when_it_has_ended_though_its_number_is_anothers_now(
+    tmp_path: Path, broker: Child
+) -> None:
+    broker.kill()
+    # As if the system had given the number to this very process.
+    (tmp_path / "running.pid").write_text(f"{os.getpid()}\n")
+    assert not send(tmp_path, signal.SIGKILL)
+    assert not send(tmp_path / "elsewhere", signal.SIGKILL)
