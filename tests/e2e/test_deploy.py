@@ -37,8 +37,10 @@ def blocks(software: str) -> list[str]:
     text = PAGE.read_text(encoding="utf-8")
     found = re.findall(r"^```sh\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
     start = {each: next(block for block in found if f"broker-config {each} " in block) for each in SOFTWARE}
-    chosen = [start[software] if block == start["mosquitto"] else block for block in found]
-    return [block for block in chosen if block == start[software] or block not in start.values()]
+    others = [each for name, each in start.items() if name != "mosquitto"]
+    return [
+        start[software] if block == start["mosquitto"] else block for block in found if block not in others
+    ]
 
 
 @pytest.fixture
