@@ -29,6 +29,9 @@ from dpagent.wording import counted
 
 _PAGE_BYTES: Final = 1024
 """A third of what a round of the demo wrote with pages of 4096; see ``benchmarks/agent_memory.py``."""
+_LOGGED_PAGES: Final = 3_000
+"""After which the write-ahead log goes into the database. Most pages are written again in each round, and go
+once for all of them: with a thousand, it was a sixth of what a round wrote."""
 _NOTES_S: Final = 2.0
 """What is noted waits no longer to be written."""
 RESTORED = "`dpagent budget restored`"
@@ -98,6 +101,7 @@ class StateDatabase:
                 # Debian's SQLite writes zeros over all that is deleted, as much again as the fragments. FAST:
                 # only within pages that are written anyway; others take the next round's fragments.
                 self.connection.execute("PRAGMA secure_delete = FAST")
+                self.connection.execute(f"PRAGMA wal_autocheckpoint = {_LOGGED_PAGES}")
                 # Else rows that a statement changes may be kept in files of the system's, on the same disk.
                 self.connection.execute("PRAGMA temp_store = MEMORY")
                 require_whole(self.connection, self.file)

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from agent.spool import UNCOUNTED
 from dpagent.wording import shortened
 
 LONGEST_REASON: Final = 500
@@ -239,14 +240,14 @@ class Rounds:
 
     def follow_fragments(self, now: float) -> None:
         """Bring spooled rounds to the state that their fragments have reached."""
-        for state, before, missing in (
-            (RoundState.RECEIPTED, "'spooled', 'published'", "'waiting', 'sent', 'expired'"),
-            (RoundState.PUBLISHED, "'spooled'", "'waiting', 'expired'"),
+        for state, before, besides in (
+            (RoundState.RECEIPTED, "'spooled', 'published'", ""),
+            (RoundState.PUBLISHED, "'spooled'", " AND fragments.state != 'sent'"),
         ):
             self._connection.execute(
                 f"""UPDATE rounds SET state = ?, changed_at = ? WHERE state IN ({before}) AND NOT EXISTS (
                     SELECT 1 FROM fragments WHERE fragments.job = rounds.job
-                    AND fragments.round = rounds.round AND fragments.state IN ({missing}))""",
+                    AND fragments.round = rounds.round AND {UNCOUNTED}{besides})""",
                 (state, now),
             )
 

@@ -20,7 +20,9 @@ from dpagent.protocol.codec import decode, encode
 from dpagent.protocol.messages import Fragment
 from dpagent.protocol.receipts import receipt_digest, receipt_place
 
-_PENDING: Final = "state IN ('waiting', 'sent')"
+UNCOUNTED: Final = "fragments.state != 'counted'"
+"""A query by digest, or by round, that can says so in these words: else SQLite does not use the index."""
+_PENDING: Final = f"({UNCOUNTED} AND fragments.state != 'expired')"
 SETTLED_KEPT: Final = 8_192
 """Rows of fragments that are counted or expired: some 2 MB. A plan may ask for as many fragments as an
 update has coordinates, in each of thousands of rounds."""
@@ -58,11 +60,13 @@ def create_spool(connection: sqlite3.Connection) -> None:
 
     They are two, because a row is written again when its fragment is sent and when it is counted, and a
     message is large. Rows stand in the order in which they came, so that those of a round share few pages.
+    Digests are random: an index of all of them would have a page written for each fragment. So the indexes
+    have no fragment that is counted, which is nearly all of them.
     """
     connection.execute(
         """CREATE TABLE fragments (
             number INTEGER PRIMARY KEY,
-            digest BLOB NOT NULL UNIQUE,
+            digest BLOB NOT NULL,
             job TEXT NOT NULL,
             round INTEGER NOT NULL,
             state TEXT NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'sent', 'counted', 'expired')),
@@ -70,17 +74,18 @@ def create_spool(connection: sqlite3.Connection) -> None:
             lets_go_on INTEGER NOT NULL
         ) STRICT"""
     )
-    connection.execute(f"CREATE INDEX pending ON fragments (job, round) WHERE {_PENDING}")
-    connection.execute("CREATE INDEX by_round ON fragments (job, round)")
+    uncounted = UNCOUNTED.removeprefix("fragments.")
+    connection.execute(f"CREATE UNIQUE INDEX by_digest ON fragments (digest) WHERE {uncounted}")
+    connection.execute(f"CREATE INDEX by_round ON fragments (job, round) WHERE {uncounted}")
     connection.execute(
         """CREATE TABLE messages (
-            digest BLOB PRIMARY KEY REFERENCES fragments (digest) ON DELETE CASCADE,
+            number INTEGER PRIMARY KEY REFERENCES fragments (number) ON DELETE CASCADE,
             message BLOB NOT NULL
-        ) STRICT, WITHOUT ROWID"""
+        ) STRICT"""
     )
     connection.execute(
         """CREATE TRIGGER settled AFTER UPDATE OF state ON fragments WHEN NEW.state IN ('counted', 'expired')
-        BEGIN DELETE FROM messages WHERE digest = NEW.digest; END"""
+        BEGIN DELETE FROM messages WHERE number = NEW.number; END"""
     )
 
 
@@ -118,7 +123,8 @@ class Spool:
             [(each.digest, job, round_number, each.lets_go_on) for each in fragments],
         )
         self._connection.executemany(
-            "INSERT INTO messages VALUES (?, ?)", [(each.digest, each.message) for each in fragments]
+            f"INSERT INTO messages SELECT number, ? FROM fragments WHERE digest = ? AND {UNCOUNTED}",
+            [(each.message, each.digest) for each in fragments],
         )
         self.reschedule((each.due_at, each.digest) for each in fragments)
         self._connection.execute(
@@ -135,8 +141,8 @@ class Spool:
     def due(self, now: float, limit: int) -> list[SpooledFragment]:
         """Up to ``limit`` due fragments, earliest first."""
         rows = self._connection.execute(
-            "SELECT digest, message, due_at FROM times JOIN messages USING (digest)"
-            " WHERE due_at <= ? ORDER BY due_at LIMIT ?",
+            "SELECT digest, message, due_at FROM times JOIN fragments USING (digest)"
+            f" JOIN messages USING (number) WHERE due_at <= ? AND {UNCOUNTED} ORDER BY due_at LIMIT ?",
             (now, limit),
         )
         return [SpooledFragment(*row) for row in rows]
@@ -160,7 +166,8 @@ class Spool:
         A resend writes nothing: who withholds receipts has a board's disk bear no more for it.
         """
         self._connection.execute(
-            "UPDATE fragments SET state = 'sent', first_sent_at = ? WHERE digest = ? AND state = 'waiting'",
+            "UPDATE fragments SET state = 'sent', first_sent_at = ?"
+            f" WHERE digest = ? AND {UNCOUNTED} AND state = 'waiting'",
             (now, digest),
         )
         self._connection.execute("UPDATE times SET due_at = ? WHERE digest = ?", (resend_at, digest))
@@ -169,7 +176,7 @@ class Spool:
         """Drop the fragments in a receipt, also of a closed round; return the number of ours."""
         marks = [(digest,) for digest in digests]
         cursor = self._connection.executemany(
-            "UPDATE fragments SET state = 'counted' WHERE digest = ? AND state != 'counted'",
+            f"UPDATE fragments SET state = 'counted' WHERE digest = ? AND {UNCOUNTED}",
             marks,
         )
         return cursor.rowcount

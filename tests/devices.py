@@ -196,7 +196,7 @@ class Device:
     def pending(self) -> dict[int, list[bytes]]:
         """Digests by round."""
         rows = self.state.connection.execute(
-            "SELECT round, digest FROM fragments JOIN messages USING (digest) ORDER BY digest"
+            "SELECT round, digest FROM fragments JOIN messages USING (number) ORDER BY digest"
         )
         rounds: dict[int, list[bytes]] = {}
         for number, digest in rows:

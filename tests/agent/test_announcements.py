@@ -119,7 +119,7 @@ def test_a_plan_of_another_job_costs_the_present_round_nothing_until_it_is_charg
     assert len(device.state.spool.due(1e300, 100)) == len(pending[1])
     device.take_plan(make_plan(job=OTHER_JOB))
     device.advance()
-    jobs = device.state.connection.execute("SELECT DISTINCT job FROM fragments JOIN messages USING (digest)")
+    jobs = device.state.connection.execute("SELECT DISTINCT job FROM fragments JOIN messages USING (number)")
     assert [row[0] for row in jobs] == [OTHER_JOB.hex()]
     states = device.state.connection.execute("SELECT job, state FROM rounds ORDER BY number").fetchall()
     assert [tuple(row) for row in states] == [(JOB.hex(), "expired"), (OTHER_JOB.hex(), "spooled")]

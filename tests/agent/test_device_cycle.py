@@ -73,7 +73,7 @@ def test_an_update_is_spooled_whole(device: Device) -> None:
     device.give()
     device.advance()
     rows = device.state.connection.execute(
-        "SELECT digest, message, job, round FROM fragments JOIN messages USING (digest)"
+        "SELECT digest, message, job, round FROM fragments JOIN messages USING (number)"
     ).fetchall()
     positions = []
     for digest, message, job, number in rows:

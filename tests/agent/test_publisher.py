@@ -76,7 +76,7 @@ def spool(state: AgentState, count: int, due_at: float | None = None) -> None:
 
 
 def due_times(state: AgentState) -> list[float]:
-    rows = state.connection.execute("SELECT due_at FROM times JOIN messages USING (digest) ORDER BY due_at")
+    rows = state.connection.execute("SELECT due_at FROM times JOIN fragments USING (digest) ORDER BY due_at")
     return [row[0] for row in rows]
 
 

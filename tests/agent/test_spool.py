@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.spool import Spool, SpooledFragment, create_spool
+from dpagent.storage import transaction
 
 
 @pytest.fixture
@@ -30,7 +34,7 @@ def spool(connection: sqlite3.Connection) -> Spool:
 def lines(connection: sqlite3.Connection) -> dict[bytes, tuple[Any, ...]]:
     """By digest: state, whether its bytes are there, when it was first sent."""
     rows = connection.execute(
-        "SELECT digest, state, digest IN (SELECT digest FROM messages), first_sent_at FROM fragments"
+        "SELECT digest, state, number IN (SELECT number FROM messages), first_sent_at FROM fragments"
     )
     return {digest: tuple(rest) for digest, *rest in rows}
 
@@ -127,3 +131,24 @@ def test_the_time_of_a_row_that_goes_goes_with_it(spool: Spool, connection: sqli
     assert spool.next_due_at() == 2.0
     connection.execute("DELETE FROM fragments")
     assert spool.next_due_at() is None
+
+
+def test_a_round_writes_as_many_pages_after_a_long_job(tmp_path: Path) -> None:
+    """An index of all digests, which are random, had a page written for each fragment: 16 more by here."""
+    file, pages = tmp_path / "spool.db", []
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        for name, value in (("page_size", 1024), ("journal_mode", "WAL"), ("wal_autocheckpoint", 0)):
+            connection.execute(f"PRAGMA {name} = {value}")
+        connection.execute("PRAGMA secure_delete = FAST")
+        create_spool(connection)
+        spool, log = Spool(connection), Path(f"{file}-wal")
+        for number in range(200):
+            before = log.stat().st_size
+            fragments = [SpooledFragment(os.urandom(16), bytes(1_600)) for _ in range(16)]
+            with transaction(connection):
+                spool.put("job" * 10, number, fragments)
+            with transaction(connection):
+                spool.mark_counted([each.digest for each in fragments])
+            pages.append((log.stat().st_size - before) / (1024 + 24))
+    least = 2 * 16  # Of the messages, each of which has two.
+    assert least < max(pages[5:]) <= least + 20

@@ -142,7 +142,7 @@ class Checker:
             for number, state, plan in connection.execute("SELECT round, state, plan FROM rounds"):
                 device.rounds[number] = state, plan
             spooled = connection.execute(
-                "SELECT digest, round, state, message FROM fragments LEFT JOIN messages USING (digest)"
+                "SELECT digest, round, state, message FROM fragments LEFT JOIN messages USING (number)"
             ).fetchall()
         self.capture.read_on()  # The wiretap knows a plan before the broker, and what has left the spool.
         probes = {second_client.receipt(identity) for identity in self.capture.probes}

@@ -182,7 +182,7 @@ def spooled(file: Path) -> int:
     connection = sqlite3.connect(file.parent / "state" / "ledger.db")
     try:
         return int(
-            connection.execute("SELECT count(*) FROM fragments JOIN messages USING (digest)").fetchone()[0]
+            connection.execute("SELECT count(*) FROM fragments JOIN messages USING (number)").fetchone()[0]
         )
     finally:
         connection.close()
