@@ -70,9 +70,7 @@ class Observer:
                 ).fetchone()
                 if spent is not None:  # null: without bound
                     epsilon = max(epsilon, math.inf if spent[0] is None else spent[0])
-                in_flight += connection.execute(
-                    "SELECT count(*) FROM fragments WHERE message IS NOT NULL"
-                ).fetchone()[0]
+                in_flight += connection.execute("SELECT count(*) FROM messages").fetchone()[0]
                 if reasons := declined_rounds(connection):
                     declined += 1
                     why = why or f"device {number}: {reasons[0].reason}"
