@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.job import Job
+from coordinator.model_making import training_graph, unfilled_model
 from coordinator.settings import FleetSettings
 from dpagent.errors import ConfigurationError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.input_form import METADATA_KEY, InputForm
 from dpagent.learning.fitting import check_fits
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
-from dpagent.learning.inference.evaluation import Evaluation, OnnxEvaluator
-from dpagent.learning.inference.export.model import export_onnx
-from dpagent.learning.inference.personal import ARCHITECTURE_KEY
+from dpagent.learning.inference.evaluation import Evaluation
+from dpagent.learning.inference.model_bytes import with_metadata, with_weights
+from dpagent.learning.models.description import ARCHITECTURE_KEY
 from dpagent.learning.models.spec import ModelSpec
-from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.norm import Norm
 from dpagent.privacy.covariance import leading_directions
 from dpagent.privacy.statement import BudgetStatement
@@ -70,11 +70,13 @@ class ModelFiles:
         self.assets: dict[str, bytes] = settings.model.assets()
         if settings.privacy.gradient_norm is not Norm.L1:  # graphs clip in L2
             augmentation = settings.model.augmentation
-            self.assets["training-graph"] = build_training_graph(
+            self.assets["training-graph"] = training_graph(
                 spec.head,
                 views=1 if augmentation is None else augmentation.views,
                 per_layer=settings.privacy.clipping.kind == "layers",
             )
+        self._unfilled: dict[ModelSpec, bytes] = {}
+        """The model's file, and that of its layers alone, without weights."""
         self._projection_file = directory / "projection.f32"
         if spec.projection is not None:
             with disk_errors(self._projection_file):
@@ -135,9 +137,7 @@ class ModelFiles:
         """
         if not self._settings.current_models or "export" in self.assets or number <= self.first_round:
             return False
-        metadata = self._metadata(job)
-        nothing = np.zeros(self.spec.parameter_count, np.float32)
-        data = export_onnx(self.spec, nothing, metadata=metadata, assets=self.front_end_assets)
+        data = with_metadata(self._without_weights(self.spec), self._metadata(job))
         if len(data) > MAX_WHOLE_BYTES:
             log.warning("the model has %d MiB: too many for devices to keep each round's", len(data) >> 20)
             return False
@@ -173,8 +173,7 @@ class ModelFiles:
         metadata = self._metadata(job) | _spent_by(number, spent)
         if insecure:
             metadata |= _insecure(insecure, spent[0])
-        model = export_onnx(self.spec, weights, metadata=metadata, assets=self.front_end_assets)
-        write_atomically(path, model)
+        write_atomically(path, with_metadata(self._filled(self.spec, weights), metadata))
 
     def accuracy(self, weights: NDArray[np.float32]) -> float | None:
         """The accuracy alone; see :meth:`evaluate`."""
@@ -194,7 +193,30 @@ class ModelFiles:
             if self.spec.front_end:
                 front_end = FrontEnd(self.spec, self.front_end_assets)
                 self._features = FeatureSet(self._test, front_end, self._directory)
-        return OnnxEvaluator(export_onnx(self.spec.head, weights, metadata={})).evaluate(self._features)
+        # Who has no test data spares the memory of ONNX Runtime, a fifth of what a coordinator takes.
+        from dpagent.learning.inference.onnx_evaluator import OnnxEvaluator
+
+        return OnnxEvaluator(self._filled(self.spec.head, weights)).evaluate(self._features)
+
+    def _filled(self, spec: ModelSpec, weights: NDArray[np.float32]) -> bytes:
+        """A file of the model, or of its layers, with weights, and without metadata.
+
+        Raises:
+            ParameterError: they are not finite.
+        """
+        if not np.isfinite(weights).all():
+            raise ParameterError(
+                f"{np.count_nonzero(~np.isfinite(weights))} of the weights are not finite; expected none."
+                " The training diverged: export an earlier round."
+            )
+        return with_weights(self._without_weights(spec), spec, weights)
+
+    def _without_weights(self, spec: ModelSpec) -> bytes:
+        if spec not in self._unfilled:
+            # Directions of a projection are known before any model that needs them.
+            assets = {} if spec == self.spec.head else self.front_end_assets
+            self._unfilled[spec] = unfilled_model(spec, assets)
+        return self._unfilled[spec]
 
     @property
     def front_end_assets(self) -> dict[str, bytes]:

@@ -17,8 +17,8 @@ from fleets import Program, digits, write_agent
 
 from dpagent.learning.inference.export.model import export_onnx
 from dpagent.learning.inference.model_bytes import metadata_of
-from dpagent.learning.inference.personal import ARCHITECTURE_KEY
 from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.models.description import ARCHITECTURE_KEY
 from dpagent.learning.training.local_sgd import LocalSgd
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.protocol.signing import Signer

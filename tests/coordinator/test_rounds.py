@@ -26,7 +26,7 @@ from agent.audit import open_ledger, verify
 from coordinator.daemon import _BATCH
 from coordinator.settings import FIRST_JOB
 from dpagent.learning.data.formats.npz import save_npz
-from dpagent.learning.inference.evaluation import OnnxEvaluator
+from dpagent.learning.inference.onnx_evaluator import OnnxEvaluator
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import (
@@ -87,7 +87,7 @@ def _is_receipted(file: Path) -> bool:
     """Whether a device has no fragment to send."""
     connection, _ = open_ledger(file.parent / "state")
     try:
-        return not connection.execute("SELECT 1 FROM fragments JOIN messages USING (digest)").fetchall()
+        return not connection.execute("SELECT 1 FROM fragments JOIN messages USING (number)").fetchall()
     finally:
         connection.close()
 

@@ -34,7 +34,7 @@ from coordinator.keys import load_signer
 from coordinator.reader import StoreReader
 from coordinator.settings import FIRST_JOB, load_fleet_settings
 from dpagent.learning.data.dataset import to_float32
-from dpagent.learning.inference.evaluation import OnnxEvaluator
+from dpagent.learning.inference.onnx_evaluator import OnnxEvaluator
 from dpagent.learning.inference.prediction.exported_model import ExportedModel
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Verifier

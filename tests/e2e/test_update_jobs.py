@@ -21,8 +21,8 @@ from coordinator.reader import StoreReader
 from coordinator.settings import FIRST_JOB, load_fleet_settings
 from dpagent import faults
 from dpagent.faults import FaultPoint
-from dpagent.learning.inference.evaluation import OnnxEvaluator
 from dpagent.learning.inference.export.model import export_onnx
+from dpagent.learning.inference.onnx_evaluator import OnnxEvaluator
 
 pytestmark = pytest.mark.heavy
 

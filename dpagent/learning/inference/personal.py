@@ -21,16 +21,15 @@ from dpagent.learning.data.dataset import Dataset, to_float32
 from dpagent.learning.data.derived import Subset
 from dpagent.learning.fitting import check_fits
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
-from dpagent.learning.inference.evaluation import OnnxEvaluator
 from dpagent.learning.inference.model_bytes import metadata_of, weights_of, with_metadata, with_weights
-from dpagent.learning.models.description import from_description
+from dpagent.learning.inference.onnx_evaluator import OnnxEvaluator
+from dpagent.learning.models.description import ARCHITECTURE_KEY, from_description
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork, Projection
 from dpagent.learning.training.local_sgd import LocalSgd
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.wording import counted
 
-ARCHITECTURE_KEY: Final = "dpagent.architecture"
 PERSONAL_KEY: Final = "dpagent.personal"
 SENTENCE: Final = (
     "none: trained without noise on the private records of one board, which this file may reveal; it must "

@@ -31,6 +31,8 @@ from dpagent.learning.models.part import Part, Shape
 from dpagent.learning.models.spec import MAX_LAYERS, ModelSpec
 from dpagent.learning.models.stages import STAGES, Stage
 
+ARCHITECTURE_KEY: Final = "dpagent.architecture"
+"""Of a description, as JSON, in the metadata of a trained model's file."""
 _KEYS: Final = ("name", "input_shape", "classes", "input_offset", "input_scale", "front_end", "layers")
 _REQUIRED: Final = ("name", "input_shape", "classes", "layers")
 _MAX_NAME: Final = 64

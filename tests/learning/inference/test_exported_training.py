@@ -12,8 +12,8 @@ from learning.small_models import SPECS, logits_of, records
 from dpagent.errors import DataError, ParameterError
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.front_end.features import FrontEnd
-from dpagent.learning.inference.evaluation import OnnxEvaluator
 from dpagent.learning.inference.export.model import export_onnx
+from dpagent.learning.inference.onnx_evaluator import OnnxEvaluator
 from dpagent.learning.models.built_ins import BUILT_IN, built_in
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.onnx_engine import OnnxEngine

@@ -13,11 +13,12 @@ from fleets import digits
 
 from dpagent.errors import DataError, ParameterError
 from dpagent.learning.data.dataset import ArrayDataset
-from dpagent.learning.inference.evaluation import OnnxEvaluator
 from dpagent.learning.inference.export.model import export_onnx
 from dpagent.learning.inference.model_bytes import metadata_of, weights_of, with_metadata
-from dpagent.learning.inference.personal import ARCHITECTURE_KEY, Personalised, Recipe, personalise
+from dpagent.learning.inference.onnx_evaluator import OnnxEvaluator
+from dpagent.learning.inference.personal import Personalised, Recipe, personalise
 from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.models.description import ARCHITECTURE_KEY
 from dpagent.learning.models.layers import Dense
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import Projection, Scattering

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from fleets import DIGITS, digits
 
-from dpagent.learning.inference.evaluation import OnnxEvaluator, _cross_entropy
 from dpagent.learning.inference.export.model import export_onnx
+from dpagent.learning.inference.onnx_evaluator import OnnxEvaluator, _cross_entropy
 
 
 def test_answers_by_class_and_loss_are_those_of_single_records() -> None:
