@@ -11,7 +11,7 @@ ARG BASE=docker.io/library/python:3.13-slim-trixie
 FROM ${BASE} AS source
 WORKDIR /source
 COPY pyproject.toml constraints.txt README.md LICENSE ./
-COPY packaging/trim packaging/trim
+COPY packaging/trim packaging/compile packaging/
 COPY dpagent dpagent
 COPY agent agent
 COPY coordinator coordinator
@@ -25,11 +25,12 @@ ENV PIP_CONSTRAINT=/source/constraints.txt PIP_BUILD_CONSTRAINT=/source/constrai
 RUN python3 -m venv /opt/dpagent
 
 FROM source AS coordinator-environment
-RUN /opt/dpagent/bin/pip install '.[coordinator,postgresql]' && packaging/trim /opt/dpagent
+RUN /opt/dpagent/bin/pip install '.[coordinator,postgresql]' && packaging/trim /opt/dpagent \
+    && packaging/compile /opt/dpagent cli.coordinator coordinator.daemon
 
 FROM source AS agent-environment
 ARG EXTRAS=''
-RUN /opt/dpagent/bin/pip install ".${EXTRAS}" && packaging/trim /opt/dpagent
+RUN /opt/dpagent/bin/pip install ".${EXTRAS}" && packaging/trim /opt/dpagent && packaging/compile /opt/dpagent
 
 FROM ${BASE} AS runtime
 RUN groupadd --gid 10001 dpagent \

@@ -1,12 +1,11 @@
 """Size of the board's environment on the disk, with ONNX Runtime and without.
 
-A virtual environment, ``pip install --no-compile`` of this tree with the versions of ``constraints.txt``, and
-``packaging/trim``, as the Debian package is made. Without ONNX Runtime: the same, with it and what nothing
-else needs removed (flatbuffers, protobuf, packaging). What ``du`` counts, in blocks of the file system; 1 MB
-is a million bytes. Python itself is the system's.
+A virtual environment, ``pip install --no-compile`` of this tree with the versions of ``constraints.txt``,
+``packaging/trim`` and ``packaging/compile``, as the Debian package is made. Without ONNX Runtime: the same,
+with it and what nothing else needs removed (flatbuffers, protobuf, packaging). What ``du`` counts, in blocks
+of the file system; 1 MB is a million bytes. Python itself is the system's.
 
-Limits: wheels of this machine's architecture; those of ARM differ by some MB. `dpagent bench` runs
-once before the sizes are taken, so that their bytecode is in them, some 6 MB.
+Limits: wheels of this machine's architecture; those of ARM differ by some MB.
 """
 
 from __future__ import annotations
@@ -35,6 +34,9 @@ def run() -> Iterator[Figure]:
         _make(environment, Path(place, "source"))
         yield Figure("as pip installs it", _size_mb(environment), "MB")
         _run([str(ROOT / "packaging" / "trim"), str(environment)])
+        trimmed = _size_mb(environment)
+        _run([str(ROOT / "packaging" / "compile"), str(environment)])
+        yield Figure("bytecode of what the agent loads", _size_mb(environment) - trimmed, "MB")
         _require_use(environment)
         for which, wanted in _WANTED.items():
             if which == "without":
@@ -62,7 +64,7 @@ def _require_use(environment: Path) -> None:
     """See that the command works after the trimming."""
     python = str(environment / "bin" / "python")
     # -P: of the environment, and not of this directory.
-    program = ["-P", "-m", "cli.main", "bench", "digits", "--lot", "8", "--json", "-"]
+    program = ["-P", "-B", "-m", "cli.main", "bench", "digits", "--lot", "8", "--json", "-"]
     _run([python, *program])
 
 

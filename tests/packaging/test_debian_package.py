@@ -246,5 +246,7 @@ def test_an_install_makes_the_user_and_the_services_and_starts_nothing(root: Roo
     assert (root.path / "run/asked").read_text().split() == ["daemon-reload"]
     unit = (root.path / "usr/lib/systemd/system/dpagent-agent.service").read_text()
     assert "ExecStart=/opt/dpagent/bin/dpagent run --config /etc/dpagent/agent.yaml\n" in unit
-    assert not list((root.path / "opt/dpagent").rglob("__pycache__"))
+    bytecode = {file.parents[1].name for file in (root.path / "opt/dpagent").rglob("*.pyc")}
+    assert {"agent", "numpy"} <= bytecode
+    assert not {"coordinator", "simulation"} & bytecode
     assert "architecture" in root.run("dpagent", "profiles", "detect")
