@@ -56,11 +56,16 @@ def a_board_takes_each_certificate_at_once(disk: Path, elsewhere: Path) -> None:
     authority = new_authority(elsewhere / "ca")
     identity = certified(authority, days=90)
     cert_file, key_file = written(disk, "device", identity.certificate, identity.private_key)
+    ca_file = disk / "ca.crt"
+    ca_file.write_bytes(pem_of(authority.chain))
+    others = [new_authority(elsewhere / f"other-{number}").certificate for number in range(3)]
     asked: list[bytes] = []
 
     def answer(connection: ssl.SSLSocket) -> None:
         asked.append(lengths[min(len(asked), len(lengths) - 1)])
-        connection.sendall(said(json.dumps({"certificate": asked[-1].decode()}).encode()))
+        trusted = [*authority.chain, *others[: len(asked) - 1]]
+        values = {"certificate": asked[-1].decode(), "authorities": pem_of(trusted).decode()}
+        connection.sendall(said(json.dumps(values).encode()))
 
     lengths = [issued(authority, identity.certificate, more) for more in (3_500, LONGEST, 10, 7_000)]
     with played(authority, elsewhere, answer) as code:
@@ -68,7 +73,7 @@ def a_board_takes_each_certificate_at_once(disk: Path, elsewhere: Path) -> None:
             agent_values(
                 None, Signer(bytes(32), "testers").public_key,
                 mqtt={"url": "mqtts://h", "cert_file": cert_file, "key_file": key_file},
-                enrolment={"url": code.url, "ca_file": elsewhere / "ca/ca.crt"},
+                enrolment={"url": code.url, "ca_file": ca_file},
             )
         )  # fmt: skip
         clock = MovableClock(identity.renews_at.timestamp())
@@ -82,6 +87,7 @@ def a_board_takes_each_certificate_at_once(disk: Path, elsewhere: Path) -> None:
             thread.join()
             found = read_certificate(cert_file)
             assert pem_of([found]) == expected, f"certificate {number} is not kept"
+            assert ca_file.read_bytes().count(b"BEGIN") == number, "what the fleet trusts is not kept"
             clock.advance(7_200)
     assert len(asked) == len(lengths)
 
