@@ -7,7 +7,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ for board in ../board-?; do
 done
 echo "stolen: $LOST"
 """
+_GRACE_S = 3.0
 SOFTWARE = ("mosquitto", "rabbitmq", "nats")
 
 
@@ -44,8 +46,8 @@ def blocks(software: str) -> list[str]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    """A directory with the records of five boards; what the commands start there ends with the test."""
+def place(tmp_path: Path) -> Path:
+    """A directory with the records of five boards."""
     commands = tmp_path / "bin"
     commands.mkdir()
     if (mosquitto := find_mosquitto()) is not None:
@@ -54,12 +56,25 @@ def place(tmp_path: Path) -> Iterator[Path]:
     (commands / "dpagent").chmod(0o755)
     for number in range(1, 6):
         save_npz(tmp_path / f"records-{number}.npz", digits(60 * number, 60 * number + 60))
-    yield tmp_path
-    for file in tmp_path.rglob("*pid"):
-        try:
-            os.kill(int(file.read_text()), signal.SIGTERM)
-        except (ValueError, ProcessLookupError):
-            continue
+    return tmp_path
+
+
+def run(script: str, place: Path) -> int:
+    """The exit code of commands; what they started ends here, however they did."""
+    path = f"{place / 'bin'}:{os.environ['PATH']}"
+    with (place / "output").open("wb") as output:
+        shell = subprocess.Popen(
+            ["bash", "-c", script], cwd=place, stdout=output, stderr=output, start_new_session=True,
+            env={**os.environ, "PATH": path, "HOST": "127.0.0.1", "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+    try:
+        return shell.wait(800)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):  # All have ended.
+                os.killpg(shell.pid, number)
+                time.sleep(_GRACE_S)
+        shell.wait()
 
 
 @pytest.mark.slow
@@ -73,14 +88,9 @@ def test_the_commands_lead_from_nothing_to_a_fleet_and_through_a_theft(place: Pa
     with reserved_port() as broker, reserved_port() as endpoint:
         script = script.replace("8883", str(broker.getsockname()[1]))
         script = script.replace("8884", str(endpoint.getsockname()[1]))
-        path = f"{place / 'bin'}:{os.environ['PATH']}"
-        with (place / "output").open("wb") as output:
-            done = subprocess.run(
-                ["bash", "-c", script], cwd=place, stdout=output, stderr=output, timeout=800, check=False,
-                env={**os.environ, "PATH": path, "HOST": "127.0.0.1", "PYTHONPATH": str(ROOT)},
-            )  # fmt: skip
+        code = run(script, place)
     said = (place / "output").read_text()
-    assert done.returncode == 0, said[-3_000:]
+    assert code == 0, said[-3_000:]
     assert said.count("Connected to mqtts://127.0.0.1") == 6
     assert "5 members" in said
     assert "finished, 2 of 2 rounds started" in said
