@@ -47,6 +47,12 @@ def broker_config(
         list[str] | None, typer.Option(help="Name of a board, which gets a password; once for each.")
     ] = None,
     mixer: Annotated[bool, typer.Option("--mixer", help="The fleet has a mixer.")] = False,
+    worker: Annotated[
+        bool,
+        typer.Option(
+            "--worker", help="Workers count beside the coordinator (mosquitto, emqx; docs/scale.md)."
+        ),
+    ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Without TLS, on a loopback address alone.")] = False,
     run: Annotated[
         bool, typer.Option("--run", help="Start the broker on these files, until SIGTERM.")
@@ -84,6 +90,7 @@ def broker_config(
     choices = BrokerChoices(
         software=software, address=address, port=port or (1883 if plain else 8883), certificate=files[0],
         key=files[1], members=members, boards=tuple(boards), mixer=mixer,
+        worker=worker,
     )  # fmt: skip
     with _membership(settings) if members else nullcontext() as membership:
         deployment = deployment_of(settings.fleet, directory, choices, membership)

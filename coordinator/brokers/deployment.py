@@ -8,6 +8,7 @@ from pathlib import Path
 from signal import Signals
 from typing import ClassVar, Final, Protocol
 
+from dpagent.errors import UsageError
 from dpagent.protocol.access import OWN, Right, Role, rights_of
 from dpagent.protocol.topics import Topics
 from dpagent.transport.bounds import MAX_PACKET_BYTES
@@ -130,6 +131,19 @@ class Deployment:
     def rights(self) -> list[Right]:
         """Of all roles."""
         return rights_of(Topics(self.fleet), mixed=self.mixed, enrolled=self.wants_certificates)
+
+
+def require_no_workers(deployment: Deployment, software: str) -> None:
+    """Refuse workers, for a broker that would give each of them every fragment, or none.
+
+    Raises:
+        UsageError: There are some.
+    """
+    if any(each.role is Role.WORKER for each in deployment.users):
+        raise UsageError(
+            f"`--worker`: {software} has no shared subscriptions of MQTT 5, and workers need them. Use "
+            "mosquitto or emqx, or let the coordinator count alone."
+        )
 
 
 def by_name_and_certificate(deployment: Deployment, software: str) -> list[str]:

@@ -43,6 +43,8 @@ class BrokerChoices(Settings):
     boards: tuple[str, ...] = ()
     """Names of those with a password."""
     mixer: bool = False
+    worker: bool = False
+    """Whether workers count beside the coordinator, as one user."""
 
 
 def deployment_of(
@@ -64,6 +66,7 @@ def deployment_of(
     if choices.certificate is not None and choices.key is not None:
         tls = TlsFiles(choices.certificate, choices.key)
     roles = {"coordinator": Role.COORDINATOR} | ({"mixer": Role.MIXER} if choices.mixer else {})
+    roles |= {"worker": Role.WORKER} if choices.worker else {}
     for name in choices.boards:
         if _NAME.fullmatch(name) is None or name in _ROLES:
             raise UsageError(

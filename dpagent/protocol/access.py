@@ -24,6 +24,8 @@ class Role(StrEnum):
     COORDINATOR = "coordinator"
     BOARD = "board"
     MIXER = "mixer"
+    WORKER = "worker"
+    """Counts fragments beside a coordinator: it reads them, and writes receipts on topics of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,9 @@ def rights_of(topics: Topics, *, mixed: bool, enrolled: bool) -> list[Right]:
     rights += [Right(Role.COORDINATOR, "read", each) for each in (topics.fragments, topics.plan)]
     rights += [Right(Role.BOARD, "read", each) for each in announced]
     rights.append(Right(Role.BOARD, "write", topics.fragments))
+    rights.append(Right(Role.WORKER, "read", topics.fragments))
     if enrolled:
-        rights.append(Right(Role.COORDINATOR, "write", topics.own_receipts))
+        rights += [Right(each, "write", topics.own_receipts) for each in (Role.COORDINATOR, Role.WORKER)]
         rights.append(Right(Role.BOARD, "read", topics.own_receipts))
         among_boards = (topics.witness, topics.evidence)
         rights += [Right(Role.COORDINATOR, "write", each) for each in (topics.token_keys, topics.answer("+"))]

@@ -108,6 +108,32 @@ def test_who_shows_a_certificate_needs_no_name_in_the_rules(tmp_path: Path, tls:
     assert "user coordinator" in rules
 
 
+@pytest.mark.parametrize("software", ["mosquitto", "emqx"])
+def test_workers_are_one_user_that_reads_fragments_and_nothing_else(
+    tmp_path: Path, tls: list[Path | str], software: str
+) -> None:
+    result = broker_config(tmp_path, software, *tls, *BOARDS, "--worker")
+    assert f"worker: mqtt.username worker, mqtt.password_file {tmp_path}/broker/users/worker" in result.stdout
+    if software == "mosquitto":
+        rules = (tmp_path / "broker" / "access").read_text()
+        (own,) = [part for part in rules.split("user ") if part.startswith("worker\n")]
+        assert own.splitlines() == ["worker", "topic read dpagent/v1/porch/fragments"]
+    else:
+        rules = (tmp_path / "broker" / "acl.conf").read_text()
+        own = [line for line in rules.splitlines() if '"worker"' in line]
+        assert [re.findall(r"\[.*\]", line) for line in own] == [["[]"], ['["dpagent/v1/porch/fragments"]']]
+
+
+@pytest.mark.parametrize("software", ["rabbitmq", "nats"])
+def test_a_broker_without_shared_subscriptions_takes_no_workers(
+    tmp_path: Path, tls: list[Path | str], software: str
+) -> None:
+    result = broker_config(tmp_path, software, *tls, *BOARDS, "--worker")
+    assert result.returncode == ExitCode.USAGE
+    assert "shared subscriptions" in result.stderr
+    assert not (tmp_path / "broker" / f"{software}.conf").exists()
+
+
 def test_files_of_emqx_are_well_formed(tmp_path: Path, tls: list[Path | str]) -> None:
     """No more can be tried: EMQX is in no registry that is reached here."""
     result = broker_config(tmp_path, "emqx", *tls, *BOARDS)

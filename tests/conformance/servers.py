@@ -82,7 +82,8 @@ class Server:
         self._command = [
             sys.executable, "-P", "-m", "cli.main", "coordinator", "broker-config", software,
             "--config", str(fleet_file), "--address", "127.0.0.1", "--port", str(self.port),
-            *(str(word) for pair in files for word in pair), *who, "--run",
+            *(str(word) for pair in files for word in pair), *who,
+            *(["--worker"] if software == "mosquitto" else []), "--run",
         ]  # fmt: skip
 
     def pair(self, name: str) -> tuple[Path, Path]:
@@ -122,6 +123,13 @@ class Server:
             MqttSettings(**self.values(name), protocol=protocol),
             client_id=client_id, persistent=persistent, pace=_PACE,
             subscriptions=[Subscription(topic) for topic in topics],
+        )  # fmt: skip
+
+    def shared_session(self, name: str, topic: str) -> MqttSession:
+        """A connection of one of several programs that share a subscription."""
+        return MqttSession(
+            MqttSettings(**self.values(name)), client_id=None, persistent=False, pace=_PACE,
+            subscriptions=[Subscription(topic, "workers")],
         )  # fmt: skip
 
     def start(self) -> Server:

@@ -228,3 +228,46 @@ def test_a_broker_that_is_stopped_and_started_keeps_what_it_acknowledged(
         last.publish(TOPICS.fragments, b"end")
         queued = "kept" if b"queued" in heard or hears(keeper, b"queued") else "lost"
     observations.note("what is queued for the coordinator, over a restart", queued)
+
+
+def test_workers_share_fragments_and_read_and_write_nothing_else(with_rules: Server) -> None:
+    server = with_rules
+    if server.software != "mosquitto" or server.admits != "passwords":
+        pytest.skip("a broker of workers is Mosquitto or EMQX")
+    sent = [b"fragment %d" % number for number in range(20)]
+    shared = [server.shared_session("worker", TOPICS.fragments) for _ in range(2)]
+    with shared[0] as one, shared[1] as two, server.session(BOARDS[0]) as board:
+        for each in (one, two):
+            wait_for(each, Subscribed)
+        connected(board)
+        for each in sent:
+            wait_until(lambda each=each: board.publish(TOPICS.fragments, each) is not None, "room")
+        found: list[tuple[int, bytes]] = []
+
+        def all_came() -> bool:
+            for number, session in enumerate((one, two)):
+                if isinstance(event := session.next_event(0.05), Received):
+                    found.append((number, event.payload))
+            return len(found) >= len(sent)
+
+        wait_until(all_came, "all fragments")
+        assert sorted(payload for _, payload in found) == sorted(sent), "each once"
+        assert {number for number, _ in found} == {0, 1}
+    with server.session("coordinator", TOPICS.fragments) as reader, server.session("worker") as worker:
+        wait_for(reader, Subscribed)
+        connected(worker)
+        assert answer_to(worker, TOPICS.fragments, b"forged") == "refused with a reason"
+    with (
+        server.session("worker", TOPICS.plan) as reader,
+        server.shared_session("worker", TOPICS.fragments) as last,
+        server.session("coordinator") as coordinator,
+        server.session(BOARDS[0]) as board,
+    ):
+        for each in (reader, last):
+            wait_for(each, Subscribed)
+        connected(coordinator)
+        connected(board)
+        coordinator.publish(TOPICS.plan, b"a plan")
+        board.publish(TOPICS.fragments, b"end")
+        assert wait_for(last, Received).payload == b"end"
+        assert not isinstance(reader.next_event(1.0), Received)
