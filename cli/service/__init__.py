@@ -1,1 +1,1 @@
-"""``dpagent service``: agent, coordinator or mixer as a service of systemd."""
+"""``dpagent service``: agent, coordinator, page or mixer as a service of systemd."""

@@ -1,4 +1,4 @@
-"""``dpagent service install|remove|status``: a daemon that systemd starts, watches and keeps in bounds."""
+"""``dpagent service install|remove|status``: a program that systemd starts, watches and keeps in bounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from dpagent.errors import ConfigurationError, ExitCode, StorageError, UsageErro
 if TYPE_CHECKING:
     from cli.service.unit import Service
 
-app = Commands(help="Run agent, coordinator or mixer as a service of systemd.", no_args_is_help=True)
+app = Commands(
+    help="Run agent, coordinator, its page or mixer as a service of systemd.", no_args_is_help=True
+)
 
 RootOption = Annotated[
     Path | None,
@@ -35,13 +37,20 @@ RootOption = Annotated[
 _UNITS: Final = Path("etc/systemd/system")
 _SYSUSERS: Final = Path("etc/sysusers.d/dpagent.conf")
 _RUNS_SYSTEMD: Final = Path("/run/systemd/system")
-_KINDS: Final = ("agent", "coordinator", "mixer")
+_KINDS: Final = ("agent", "coordinator", "mixer", "page")
 _SHOWN: Final = ("ActiveState", "SubState", "StatusText", "MainPID", "NRestarts", "MemoryCurrent", "Result")
 
 
 @app.command()
-def install(config: AnyConfig = None, root: RootOption = None) -> None:
-    """Install a daemon as a service that starts with the machine, in a sandbox, and start it.
+def install(
+    config: AnyConfig = None,
+    root: RootOption = None,
+    page: Annotated[
+        bool,
+        typer.Option("--page", help="Of fleet.yaml: the page (`coordinator serve`) beside the coordinator."),
+    ] = False,
+) -> None:
+    """Install a program as a service that starts with the machine, in a sandbox, and start it.
 
     It runs as the user `dpagent`, which is made, and writes below /var/lib/dpagent alone (the agent) or
     /var/lib/dpagent-coordinator: its configuration has to put its state there. The file of the password is
@@ -50,9 +59,10 @@ def install(config: AnyConfig = None, root: RootOption = None) -> None:
     from cli.service.unit import SYSUSERS
 
     _require_no_overrides()
-    file = find(config, "agent", "coordinator", "mixer").absolute()
-    service = _service_of(file)
-    _require_sound(service, file)
+    file = find(config, *(("coordinator",) if page else ("agent", "coordinator", "mixer"))).absolute()
+    service = _page_of(file) if page else _service_of(file)
+    secrets = _secrets_of_page(file) if page else _secrets(file)
+    _require_sound(service, file, secrets)
     base = root or Path("/")
     if root is None:
         _require_root()
@@ -64,7 +74,7 @@ def install(config: AnyConfig = None, root: RootOption = None) -> None:
         typer.echo(f"{unit} and {base / _SYSUSERS} are written; nothing is started.")
         return
     _run("systemd-sysusers", str(base / _SYSUSERS))
-    for secret in _secrets(file):
+    for secret in secrets:
         _give(secret)
     _run("systemctl", "daemon-reload")
     _run("systemctl", "enable", f"{service.name}.service")
@@ -192,6 +202,45 @@ def _service_of(config: Path) -> Service:
     files = (mqtt.ca_file, mqtt.password_file, mqtt.cert_file, mqtt.key_file)
     reads += [path for path in files if path is not None and path not in writes]
     service = Service(kind, config, fleet, tuple(reads), _groups_of(reads), max(256, memory * 6 // 10))
+    _require_below(service, writes, config)
+    return service
+
+
+def _page_of(config: Path) -> Service:
+    """The service of a fleet's page: beside its coordinator, as the same user, with the same directory.
+
+    Raises:
+        ConfigurationError: Something in the configuration is wrong.
+    """
+    from agent.board import Board
+    from cli.service.unit import Service
+    from coordinator.settings import load_coordinator_settings
+
+    if (kind := kind_of(config)) != "coordinator":
+        raise ConfigurationError(f"{config} is of {kind}; --page expects the fleet.yaml of a coordinator.")
+    settings = load_coordinator_settings(config)
+    page = settings.page
+    reads = [path for path in (page.certificate, page.key) if path is not None]
+    memory_mib = max(256, Board.this().memory_mib * 6 // 10)
+    service = Service("page", config, settings.fleet, tuple(reads), _groups_of(reads), memory_mib)
+    _require_below(service, [settings.state_dir, settings.keys_dir], config)
+    return service
+
+
+def _secrets_of_page(config: Path) -> list[Path]:
+    """The key of its certificate, if it has one."""
+    from coordinator.settings import load_coordinator_settings
+
+    key = load_coordinator_settings(config).page.key
+    return [] if key is None else [key]
+
+
+def _require_below(service: Service, writes: Sequence[Path], config: Path) -> None:
+    """Refuse places that a service may not write to.
+
+    Raises:
+        ConfigurationError: One is elsewhere.
+    """
     for path in writes:
         if not path.is_relative_to(service.state_dir):
             raise ConfigurationError(
@@ -199,7 +248,6 @@ def _service_of(config: Path) -> Service:
                 "it (state_dir, keys_dir, model.file, mqtt.cert_file) to a place there. If there is a ledger "
                 "or a key, stop its program and move the directory, with the second head beside it, there."
             )
-    return service
 
 
 def _require_no_overrides() -> None:
@@ -233,13 +281,12 @@ def _groups_of(paths: Sequence[Path]) -> tuple[str, ...]:
     return tuple(sorted(names - {USER}))
 
 
-def _require_sound(service: Service, config: Path) -> None:
+def _require_sound(service: Service, config: Path, secrets: Sequence[Path]) -> None:
     """Refuse what the service could not read.
 
     Raises:
         ConfigurationError: Only their owner may read its files.
     """
-    secrets = _secrets(config)
     for path in (config, *service.reads):
         if path in secrets or not path.exists():
             continue

@@ -1,4 +1,4 @@
-"""Units of systemd for the three daemons: what each may do is what it needs, and nothing else.
+"""Units of systemd for daemons and the fleet's page: what each may do is what it needs, and nothing else.
 
 The sandbox is systemd.exec(5)'s. A service writes below its own state directory alone, sees no home but the
 places that its configuration names, and has no capability. `systemd-analyze security` rates it; a test keeps
@@ -11,17 +11,19 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from cli.configurations import ETC, FILES, Kind
+from cli.configurations import ETC, FILES
 
 USER: Final = "dpagent"
 _HIDDEN: Final = (Path("/home"), Path("/root"), Path("/run/user"))
 """What ``ProtectHome`` hides."""
-_DAEMONS: Final[dict[Kind, tuple[str, str]]] = {
+Program = Literal["agent", "coordinator", "mixer", "page"]
+_DAEMONS: Final[dict[Program, tuple[str, str]]] = {
     "agent": ("run", "trains on this board's records"),
     "coordinator": ("coordinator run --stay", "runs a fleet's rounds"),
     "mixer": ("mixer run", "mixes a fleet's fragments"),
+    "page": ("coordinator serve", "shows a fleet, and takes its operator's orders"),
 }
 """The command of each, and what it does."""
 _IN_MEMORY: Final = ("RuntimeDirectory=dpagent-agent", "RuntimeDirectoryMode=0700")
@@ -46,7 +48,7 @@ class Service:
     """A daemon as a service.
 
     Attributes:
-        kind: which daemon.
+        kind: which program.
         config: the path of its configuration.
         fleet: the name of its fleet; ``None`` if its configuration is still to be written, as in a package.
         reads: further paths that it reads.
@@ -54,7 +56,7 @@ class Service:
         memory_mib: that it may take; ``None`` for a share of a machine that is not known yet.
     """
 
-    kind: Kind
+    kind: Program
     config: Path
     fleet: str | None
     reads: tuple[Path, ...]
@@ -73,7 +75,14 @@ class Service:
 
     @property
     def _state_name(self) -> str:
-        return "dpagent" if self.kind == "agent" else self.name
+        """Of its directory in /var/lib: the page has the coordinator's, whose database it reads."""
+        match self.kind:
+            case "agent":
+                return "dpagent"
+            case "page":
+                return "dpagent-coordinator"
+            case _:
+                return self.name
 
     def unit(self, program: Path) -> str:
         """The text of its unit.
@@ -90,7 +99,8 @@ class Service:
             f"Description=dpagent {self.kind}{fleet}: {does}",
             *([f"ConditionPathExists={_quoted(self.config)}"] if self.fleet is None else []),
             "Wants=network-online.target",
-            "After=network-online.target time-sync.target",
+            "After=network-online.target time-sync.target"
+            + (" dpagent-coordinator.service" if self.kind == "page" else ""),
             "StartLimitIntervalSec=0",
             "",
             "[Service]",
@@ -136,7 +146,8 @@ class Service:
             "AmbientCapabilities=",
             "PrivateDevices=yes",
             "DevicePolicy=closed",
-            "PrivateUsers=yes",
+            # The page asks the kernel which user is at the other end of a local connection.
+            *(["PrivateUsers=yes"] if self.kind != "page" else []),
             "ProtectProc=invisible",
             "ProtectClock=yes",
             "ProtectHostname=yes",
@@ -167,7 +178,9 @@ def packaged(program: Path) -> dict[Path, str]:
 
     ``dpagent service install`` writes a service for one configuration over it, which sees fewer places.
     """
-    services = [Service(kind, ETC / name, None, (), (), None) for kind, name in FILES.items()]
+    services = [
+        Service(kind, ETC / FILES[kind], None, (), (), None) for kind in ("agent", "coordinator", "mixer")
+    ]
     return {
         Path("usr/lib/sysusers.d/dpagent.conf"): SYSUSERS,
         Path("usr/lib/tmpfiles.d/dpagent.conf"): TMPFILES,

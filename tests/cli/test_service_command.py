@@ -92,6 +92,31 @@ def test_a_service_is_one_that_systemd_takes_and_rates_as_well_confined(
     assert float(exposure) <= HIGHEST_EXPOSURE
 
 
+def test_the_page_has_a_service_beside_its_coordinators(tmp_path: Path, analyze: Callable[..., str]) -> None:
+    for name in ("page.crt", "page.key"):
+        (tmp_path / name).write_text("a file of TLS")
+    (tmp_path / "page.key").chmod(0o600)
+    config = fleet_file(tmp_path, page={"certificate": "page.crt", "key": "page.key"})
+    root = tmp_path / "root"
+    result = dpagent("service", "install", "--page", "--config", config, "--root", root)
+    assert (result.returncode, result.stderr) == (0, "")
+    unit = root / "etc/systemd/system/dpagent-page.service"
+    text = unit.read_text()
+    assert re.search(rf"^ExecStart=\S+/dpagent coordinator serve --config {config}$", text, re.MULTILINE)
+    assert "\nStateDirectory=dpagent-coordinator\n" in text, "it reads the coordinator's database"
+    assert re.search("^After=.* dpagent-coordinator.service$", text, re.MULTILINE)
+    assert "PrivateUsers" not in text, "the kernel says who connects"
+    assert "error" not in analyze("verify", unit).lower()
+    rated = analyze("security", "--offline=yes", "--no-pager", unit)
+    (exposure,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", rated)
+    assert float(exposure) <= HIGHEST_EXPOSURE
+    assert installed(config, root).returncode == 0
+    assert "dpagent-coordinator, dpagent-page" in dpagent("service", "remove", "--root", root).stdout
+    board = dpagent("service", "install", "--page", "--config", agent_file(tmp_path), "--root", root)
+    assert board.returncode == ExitCode.CONFIGURATION
+    assert "fleet.yaml" in board.stderr
+
+
 def test_a_package_has_services_without_a_fleet_that_are_as_well_confined(
     tmp_path: Path, analyze: Callable[..., str]
 ) -> None:
