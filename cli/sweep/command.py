@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.commands import Commands
+from cli.configurations import FleetConfig
+from cli.job import add
 from cli.options.rows import CLUSTER, SWEEP_OUTPUT
 from cli.options.table import Given, with_options
 from cli.output import write_json
@@ -99,8 +101,26 @@ def job(
         int | None, typer.Option("--setting", help="Number of the setting.", show_default="the best")
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Write over a file that is there.")] = False,
+    to_fleet: Annotated[
+        bool, typer.Option("--add", help="Add it to the fleet's queue, too, as `job add` does.")
+    ] = False,
+    config: FleetConfig = None,
+    paused: Annotated[
+        bool, typer.Option("--paused", help="With --add: let it wait for `job resume`.")
+    ] = False,
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="With --add: a setting over the job's; several times."
+        ),
+    ] = None,
 ) -> None:
-    """Write the job of a sweep's best setting, or of another one, for `dpagent coordinator job add`."""
+    """Write the job of a sweep's best setting, or of another one, and put it on a fleet.
+
+    `round` and `test_data` are the fleet's own, and in no simulation: give them with --set, or in the file.
+    """
+    if not to_fleet and (paused or options):
+        raise UsageError("`--paused` and `--set` are of the job that --add adds; write it without them.")
     from simulation.sweep.file import MOST_RUNS
     from simulation.sweep.job_file import write_job_file
     from simulation.sweep.kept import kept_outcomes
@@ -127,9 +147,13 @@ def job(
         "round (deadline, slots, jitter) and test_data are the fleet's own: add them here where defaults do "
         "not fit.",
     )
-    typer.echo(
-        f"{output} is written. Put it on a fleet: dpagent coordinator job add {shlex.quote(str(output))}"
-    )
+    if not to_fleet:
+        typer.echo(
+            f"{output} is written. Put it on a fleet: dpagent coordinator job add {shlex.quote(str(output))}"
+        )
+        return
+    typer.echo(f"{output} is written.")
+    add(output, config=config, paused=paused, options=options)
 
 
 def report_of(sweep: Sweep) -> SweepReport:

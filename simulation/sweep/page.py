@@ -57,8 +57,8 @@ class SweepReport:
 
     @property
     def job_command(self) -> str:
-        """What writes the job of the best setting."""
-        return f"dpagent sweep job {self.directory} --output {Path(self.name).stem}-job.yaml"
+        """What puts the best setting on a fleet."""
+        return f"dpagent sweep job {self.directory} --output {Path(self.name).stem}-job.yaml --add"
 
     def as_json(self) -> dict[str, Any]:
         """For scripts."""
@@ -249,7 +249,7 @@ def _curves_picture(report: SweepReport) -> Picture:
         ]
         for colour, label in handles:
             axes.plot([], [], color=colour, linewidth=1.8, label=label)
-        axes.legend(loc="lower right", frameon=False, fontsize=8.5)
+        axes.legend(loc="best", fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none")
         round_axis(axes, max(len(each.history) for each in shown))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.set_ylabel("test accuracy")

@@ -94,6 +94,14 @@ def test_the_chosen_setting_goes_into_a_coordinators_queue(swept: Sweep, tmp_pat
     assert settings["optimiser"]["learning_rate"] == 2
     assert settings["privacy"]["schedule"]["kind"] == "incrementing"
     assert settings["rounds"] == 2
+    options = ["--add", "--paused", "--set", "round.deadline_s=90", "--config", fleet]
+    at_once = dpagent("sweep", "job", swept.root, "--output", tmp_path / "best.yaml", *options)
+    assert at_once.returncode == 0, at_once.stderr
+    listed = dpagent("coordinator", "job", "show", "best", "--config", fleet, "--json", "-")
+    assert json.loads(listed.stdout)["settings"]["round"]["deadline_s"] == 90
+    alone = dpagent("sweep", "job", swept.root, "--output", job, "--replace", "--paused")
+    assert (alone.returncode, "--add" in alone.stderr) == (2, True)
+
     again = dpagent("sweep", "job", swept.root, "--output", job)
     assert again.returncode == 3
     assert "--replace" in again.stderr
