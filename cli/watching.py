@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from coordinator.settings import CoordinatorSettings
 
 _LOOK_S: Final = 1.0
-_TIMES: Final = frozenset({"at", "seen_at", "received", "published", "health"})
+_TIMES: Final = frozenset({"at", "seen_at", "seen_s", "began_s", "received", "published", "health"})
 """What changes by itself, or too often to tell of."""
 
 
@@ -92,8 +92,12 @@ def _rows(state: dict[str, Any], job: str | None) -> Iterator[tuple[str, str]]:
         current = state["open"]
         if current is not None and current["job"] == shown["name"]:
             yield "round", _round(current)
+            if (who := current["participation"]) is not None and who["dead_end"]:
+                yield "trouble", f"{who['dead_end']}."
             if found := current["counters"]["rejected"]:
                 yield "rejected", ", ".join(f"{each['reason']} {each['count']:,}" for each in found)
+        if state["workers"] is not None:
+            yield "workers", _workers(state["workers"])
         others = [each["name"] for each in state["jobs"] if not each["is_over"] and each is not shown]
         if others:
             yield "queue", f"then {', '.join(others)}"
@@ -123,6 +127,14 @@ def _round(current: dict[str, Any]) -> str:
         f"{current['round']} of {current['rounds']} is open: {current['counted']:,} of "
         f"{counted(current['expected'], 'fragment')}; {who}; {end}."
     )
+
+
+def _workers(workers: list[dict[str, Any]]) -> str:
+    counting = [each for each in workers if each["counts"]]
+    if not counting:
+        return "none counts fragments: start `dpagent coordinator worker`, on any machine."
+    names = ", ".join(f"{each['name']} ({counted(each['fragments'], 'fragment')})" for each in counting)
+    return f"{counted(len(counting), 'worker')}: {names}."
 
 
 def _without_times(values: Any) -> Any:

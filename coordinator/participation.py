@@ -18,6 +18,7 @@ from coordinator.registry import Entry, RegistryReader, Spent
 from coordinator.settings import CoordinatorSettings
 from dpagent.notation import upwards
 from dpagent.protocol.issuing import Verdict, Wish
+from dpagent.wording import counted
 
 _EXPORT_VERSION: Final = 1
 _REFUSED: Final = {
@@ -37,6 +38,11 @@ class Participation:
     """Why others do not, by their own public reason or the registry's."""
     not_seen: int
 
+    def dead_end(self, number: int, minimum: int) -> str | None:
+        """See :func:`dead_end`."""
+        absent = sum(self.reasons.values())
+        return dead_end(number, self.members - absent, minimum) if absent else None
+
     def sentence(self) -> str:
         """In a line for the operator."""
         parts = [f"{self.takes_part} of {self.members} take part"]
@@ -44,6 +50,24 @@ class Participation:
         if self.not_seen:
             parts.append(f"{self.not_seen} not seen")
         return ", ".join(parts)
+
+
+def dead_end(number: int, may_send: int, minimum: int) -> str | None:
+    """Why a round will never close, if so many members have declined it that too few are left: with tokens, a
+    board decides on a round once.
+
+    Args:
+        number: the round's.
+        may_send: members that have not declined it, and were not refused.
+        minimum: that a round needs.
+    """
+    if may_send >= minimum:
+        return None
+    return (
+        f"Round {number} cannot close: {counted(may_send, 'member')} may still send for it, and it needs "
+        f"{minimum}. A board decides on a round once. `dpagent budget show` on a board says why it declined: "
+        "mend that there or in the job, cancel this job, and add it again"
+    )
 
 
 def participation(entries: Sequence[Entry], devices: Sequence[Device]) -> Participation:

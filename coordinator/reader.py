@@ -12,7 +12,7 @@ from coordinator.measurements import Measured, measured_in
 from coordinator.orders import Order, orders_in
 from coordinator.passed_rounds import passed_round
 from coordinator.queue import JobState, QueuedJob, current_in, find, jobs_in
-from coordinator.shared_store import WorkerRecord, workers_at
+from coordinator.shared_store import GONE_S, WorkerRecord, workers_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +191,19 @@ class StoreReader:
         reason`` by reason."""
         return {} if self._job is None else self.counters_of(self._job)
 
-    def workers(self) -> list[WorkerRecord]:
-        """The workers that go on; none with SQLite."""
+    def workers(self, *, seen_within_s: float = GONE_S) -> list[WorkerRecord]:
+        """The workers that go on; none with SQLite.
+
+        Args:
+            seen_within_s: longer than that default for those that have ended, too, and were seen since.
+        """
         with self._database.errors():
-            return workers_at(self._database)
+            return workers_at(self._database, seen_within_s=seen_within_s)
+
+    def now(self) -> float:
+        """Unix time by the clock of the database, by which workers are seen."""
+        with self._database.errors():
+            return self._database.now()
 
     @property
     def _job(self) -> int | None:

@@ -224,6 +224,13 @@ class Seats:
         self._free(number, full, self._cuts(number, full, counts, seats), change)
         self._note(number, change)
 
+    def keeps_values_of(self, number: int) -> bool:
+        """Whether the values of all of a round's fragments are there, so that they can be dealt to groups."""
+        row = self._database.execute(
+            "SELECT 1 FROM partial_sums WHERE round = ? AND kept IS NULL LIMIT 1", (number,)
+        ).fetchone()
+        return row is None
+
     def sums(self, number: int, *, groups: int = 1) -> list[Sums]:
         """Counts and exact integer sums of a round's fragments, dealt to random groups.
 
@@ -283,8 +290,7 @@ class Seats:
             if row["kept"] is None:
                 raise StorageError(
                     f"{self._database.name}: the fragments of round {number} were added up without their "
-                    "values, and aggregation.kind asks for groups of them now. Set it as it was until the "
-                    "round is over."
+                    "values, so they cannot be dealt to groups."
                 )
             count = len(row["ids"]) // _ID_BYTES
             values = np.frombuffer(row["kept"], row["kept_type"]).reshape(count, -1)

@@ -129,6 +129,9 @@ class WorkerRecord:
     began_at: float
     seen_at: float
     fragments: int
+    """That have a seat by it, of all rounds."""
+    ended_at: float | None = None
+    """When it ended, or was given up after :data:`GONE_S` unseen."""
 
 
 class Workers:
@@ -194,12 +197,18 @@ class Workers:
         return None if row is None else (row["job"], row["number"], row["devices"])
 
 
-def workers_at(database: Reader) -> list[WorkerRecord]:
-    """The workers that go on."""
+def workers_at(database: Reader, *, seen_within_s: float = GONE_S) -> list[WorkerRecord]:
+    """The workers that go on.
+
+    Args:
+        database: of the coordinator.
+        seen_within_s: longer than :data:`GONE_S` for those that have ended, too, and were seen since.
+    """
+    which = "" if seen_within_s > GONE_S else "ended_at IS NULL AND "
     rows = database.execute(
-        "SELECT number, name, version, began_at, seen_at, fragments FROM workers "
-        "WHERE ended_at IS NULL AND seen_at >= ? ORDER BY number",
-        (database.now() - GONE_S,),
+        "SELECT number, name, version, began_at, seen_at, fragments, ended_at FROM workers "
+        f"WHERE {which}seen_at >= ? ORDER BY number",
+        (database.now() - seen_within_s,),
     )
     return [WorkerRecord(*row) for row in rows]
 

@@ -235,6 +235,10 @@ class Store:
         """Fragments counted by position in a round."""
         return self._seats.counts(number)
 
+    def keeps_values_of(self, number: int) -> bool:
+        """Whether a round's fragments can be dealt to groups; see :meth:`Seats.keeps_values_of`."""
+        return self._seats.keeps_values_of(number)
+
     def sums(self, number: int, *, groups: int = 1) -> list[Sums]:
         """Counts and exact integer sums by position in a round, for each of some random groups."""
         return self._seats.sums(number, groups=groups)

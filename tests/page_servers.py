@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,13 +34,21 @@ class PageServer:
 
     Attributes:
         port: that it listens on.
+
+    Args:
+        settings: of the coordinator.
+        directory: of ``fleet.yaml``.
+        make_report: of a job.
+        trusting: the authorities that the requests trust; None where the page has no TLS of its own.
+        **page: changes of its settings.
     """
 
     def __init__(
         self, settings: CoordinatorSettings, directory: Path, make_report: Callable[[str], bytes] =
-        str.encode,
+        str.encode, *, trusting: ssl.SSLContext | None = None,
         **page: Any,
     ) -> None:  # fmt: skip
+        self._trusting = trusting
         self._reserved = reserved_port()
         self.port: int = self._reserved.getsockname()[1]
         self.settings = settings.model_copy(
@@ -79,11 +88,20 @@ class PageServer:
             return False
 
     @property
+    def scheme(self) -> str:
+        return "http" if self._trusting is None else "https"
+
+    @property
     def host(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    def _connection(self) -> http.client.HTTPConnection:
+        if self._trusting is None:
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=self._trusting)
+
     def request(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = self._connection()
         try:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method, path, body, named)
@@ -103,5 +121,5 @@ class PageServer:
     def order(self, path: str, values: Any = None, **headers: str) -> Answer:
         """What the page itself sends: with the key that it has read."""
         key = self.get("/api/me", **headers).values["order_key"]
-        own = {"X_Dpagent_Order": key, "Origin": f"http://{self.host}"}
+        own = {"X_Dpagent_Order": key, "Origin": f"{self.scheme}://{self.host}"}
         return self.post(path, values or {}, **(own | headers))

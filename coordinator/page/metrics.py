@@ -6,6 +6,7 @@ devices are the auditor's.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -59,6 +60,7 @@ class Metrics(Collector):
         )
         yield from self._of_current(state)
         yield from self._of_open(state["open"])
+        yield from self._of_workers(state["workers"])
         yield from self._of_machine()
 
     def _of_daemon(self, state: dict[str, Any]) -> Iterator[Metric]:
@@ -158,6 +160,28 @@ class Metrics(Collector):
                 "dpagent_round_members_taking_part", "Members that were granted tokens for it.",
                 members["takes_part"], dpagent_job=name,
             )  # fmt: skip
+
+    def _of_workers(self, workers: list[dict[str, Any]] | None) -> Iterator[Metric]:
+        """Where several programs count. Those that have ended would leave series for ever: they have none."""
+        if workers is None:
+            return
+        counting = [each for each in workers if each["counts"]]
+        yield _gauge("dpagent_workers", "Workers that count fragments.", len(counting))
+        seen = Counter[str]()
+        fragments = Counter[str]()
+        for each in counting:
+            seen[each["name"]] = max(seen[each["name"]], round(time.time() - each["seen_s"]))
+            fragments[each["name"]] += each["fragments"]
+        yield _gauges(
+            "dpagent_worker_seen_timestamp_seconds", "A worker's last sign of life.", ("worker",),
+            [((name,), at) for name, at in seen.items()],
+        )  # fmt: skip
+        family = CounterMetricFamily(
+            "dpagent_worker_fragments", "Fragments that a worker has counted.", labels=("worker",)
+        )
+        for name, count in fragments.items():
+            family.add_metric((name,), count)
+        yield family
 
     def _of_machine(self) -> Iterator[Metric]:
         if (free := free_bytes(self._settings)) is not None:

@@ -26,6 +26,7 @@ from coordinator.participation import Participation, participation_of
 from coordinator.queue import QueuedJob, current_in, find
 from coordinator.reader import RoundRecord, StoreReader
 from coordinator.settings import CoordinatorSettings
+from coordinator.shared_store import GONE_S
 from coordinator.status import Link, Status, read_status
 from dpagent.errors import DpagentError, NotReadyError
 from dpagent.learning.inference.model_bytes import metadata_of
@@ -35,6 +36,8 @@ from dpagent.status_file import Presence
 from dpagent.wording import lasting
 
 MOST_ORDERS: Final = 100
+WORKERS_SEEN_S: Final = 3_600.0
+"""How long a worker that has ended is shown."""
 _MOST_MODEL_BYTES: Final = 256 << 20
 
 
@@ -63,7 +66,7 @@ class View:
                 {"check": each.check, "verdict": str(each.verdict), "text": each.text, "remedy": each.remedy}
                 for each in findings(self._settings, now)
             ],
-            "jobs": [], "current": None, "open": None, "orders": [], "problem": None,
+            "jobs": [], "current": None, "open": None, "orders": [], "workers": None, "problem": None,
         }  # fmt: skip
         try:
             if not is_there(self._settings.store_place):
@@ -77,6 +80,8 @@ class View:
                 if begun is not None:
                     values["open"] = self._open(reader, begun)
                 values["orders"] = [asdict(each) for each in reader.orders(MOST_ORDERS)]
+                if self._settings.store.url is not None:
+                    values["workers"] = _workers(reader)
         except NotReadyError:
             return values  # There are no tables yet.
         except DpagentError as error:
@@ -217,6 +222,9 @@ class View:
                 "members": taking_part.members, "takes_part": taking_part.takes_part,
                 "not_seen": taking_part.not_seen, "reasons": taking_part.reasons,
                 "words": taking_part.sentence(),
+                "dead_end": taking_part.dead_end(
+                    last.number, self._settings_of(queued).get("round", {}).get("minimum_devices", 1)
+                ),
             },
         }  # fmt: skip
 
@@ -271,6 +279,22 @@ class View:
             "report": queued.closed_rounds > 0,
             "audit": self._has_registry(),
         }
+
+
+def _workers(reader: StoreReader) -> list[dict[str, Any]]:
+    """Programs that count fragments, also those that have ended within the hour, the last seen first. Ages
+    are by the database's clock, which wrote the times."""
+    now = reader.now()
+    return [
+        {
+            "name": each.name, "version": each.version, "fragments": each.fragments,
+            "counts": each.ended_at is None and now - each.seen_at < GONE_S,
+            "began_s": max(0.0, now - each.began_at), "seen_s": max(0.0, now - each.seen_at),
+        }
+        for each in sorted(
+            reader.workers(seen_within_s=WORKERS_SEEN_S), key=lambda each: each.seen_at, reverse=True
+        )
+    ]  # fmt: skip
 
 
 def daemon_in_words(status: Status | None, now: float) -> tuple[str, str]:

@@ -43,9 +43,9 @@ class Wish(enum.IntEnum):
         """In words, for the operator."""
         return {
             Wish.TAKES_PART: "take part",
-            Wish.BUDGET: "budget used up",
-            Wish.LIMITS: "beyond its limits",
-            Wish.UNABLE: "cannot run it",
+            Wish.BUDGET: "declined (budget used up)",
+            Wish.LIMITS: "declined (beyond the owner's limits)",
+            Wish.UNABLE: "declined (model or declared records do not fit)",
         }[self]
 
 

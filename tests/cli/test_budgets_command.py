@@ -89,7 +89,22 @@ def test_who_takes_part_is_counted_by_public_reasons(desk: Desk) -> None:
     with desk.devices.transaction():
         desk.devices.revoke(boards[0].device_id, at=1.0)
     found = participation(desk.entries(), desk.devices.all())
-    assert found.sentence() == "2 of 5 take part, 1 beyond its limits, 1 budget used up, 1 not seen"
+    assert found.sentence() == (
+        "2 of 5 take part, 1 declined (beyond the owner's limits), 1 declined (budget used up), 1 not seen"
+    )
+
+
+def test_a_round_that_too_few_may_still_send_for_is_said_to_be_a_dead_end(desk: Desk) -> None:
+    boards = [desk.member() for _ in range(3)]
+    for board in boards[:2]:
+        ask_for(desk, board, 1, wish=Wish.LIMITS)
+    found = participation(desk.entries(), desk.devices.all())
+    assert found.dead_end(1, 1) is None, "one may still come"
+    words = found.dead_end(1, 2)
+    assert words is not None
+    assert "Round 1 cannot close: 1 member may still send for it, and it needs 2." in words
+    assert "cancel this job" in words
+    assert participation([], desk.devices.all()).dead_end(1, 9) is None, "nobody has declined"
 
 
 def test_without_a_registry_the_commands_say_so(tmp_path: Path) -> None:

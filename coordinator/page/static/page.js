@@ -85,6 +85,7 @@ function show() {
   banners();
   queue();
   orders();
+  workers();
   health();
   if (name === null) {
     nothingYet();
@@ -107,6 +108,10 @@ function banners() {
   }
   if (state.problem) found.push(["problem", state.problem]);
   if (state.coordinator.verdict !== "ok") found.push([state.coordinator.verdict, state.coordinator.words]);
+  if (state.open?.participation?.dead_end) found.push(["problem", `${state.open.participation.dead_end}.`]);
+  if (state.open && state.workers && !state.workers.some((each) => each.counts)) {
+    found.push(["problem", "No worker counts fragments: start `dpagent coordinator worker`, on any machine. Rounds stay open until then."]);
+  }
   for (const each of state.jobs.filter((known) => known.trouble && (!known.is_over || known.name === state.current))) {
     found.push(["problem", `${each.state.startsWith("fail") ? `Job ${each.name} has failed` : `The coordinator has paused job ${each.name}`}: ${each.trouble}`]);
   }
@@ -246,10 +251,10 @@ function figures(summary) {
       : `always answering the commonest class: ${percent(majority)}`),
     own?.is_guarantee === false
       ? tile("Privacy", "no guarantee", "this job runs without a proof")
-      : tile(`Privacy spent, for each ${own.unit}`, [`ε = ${upwards(own.spent)}`, small(` of ${upwards(own.target)}`)],
+      : tile(`Privacy spent, for each ${own.unit}`, [`ε\u00a0=\u00a0${upwards(own.spent)}`, " ", small(`of ${upwards(own.target)}`)],
           `δ = ${exponent(own.delta)}; ${summary.is_over ? `boards keep ${upwards(own.target)} reserved` : `${upwards(own.left)} is left`}`, share, share > 0.9 ? "budget nearly" : "budget"),
-    tile("Rounds", [number(summary.closed), small(` of ${number(summary.rounds)}`)], pace(summary), summary.closed / summary.rounds),
-    tile("Boards in the last round", least === null ? "–" : [number(least), small(` of ${number(state.devices)}`)],
+    tile("Rounds", [number(summary.closed), " ", small(`of ${number(summary.rounds)}`)], pace(summary), summary.closed / summary.rounds),
+    tile("Boards in the last round", least === null ? "–" : [number(least), " ", small(`of ${number(state.devices)}`)],
       least === null ? "known when a round closes" : "at least, in every block of the update"));
 }
 
@@ -264,7 +269,8 @@ function pace(summary) {
 
 function openRound(open, summary) {
   if (!open) {
-    const words = summary.is_over ? null : summary.state === "waiting" ? "It has not begun: its turn comes after the jobs before it."
+    const words = summary.is_over ? null : summary.state === "waiting"
+      ? (summary.paused ? "It has not begun, and waits until it is started." : "It has not begun: its turn comes after the jobs before it.")
       : summary.paused ? "No round is open while the job is paused." : "No round is open.";
     return words && made("div", { class: "card" }, made("p", { class: "empty" }, words));
   }
@@ -422,6 +428,23 @@ function orders() {
       made("td", { class: "words" }, each.by), made("td", { class: "words" }, `${KINDS[each.kind]} job ${each.job}${each.detail ? ` (${each.detail})` : ""}`)));
     return made("div", { class: "card" }, scrollable("scroll-orders", "Log of orders",
       table("Log of orders, the last one first", [["When", true], ["Who", true], ["Order", true]], rows)));
+  });
+}
+
+function workers() {
+  byId("workers").hidden = byId("to-workers").hidden = !state.workers;
+  if (!state.workers) return;
+  fill(byId("workers-body"), state.workers, () => {
+    if (!state.workers.length) return made("div", { class: "card" }, made("p", { class: "empty" }, "No worker was here within the last hour."));
+    const rows = state.workers.map((each) => made("tr", {},
+      made("th", { scope: "row", class: "words" }, each.name),
+      made("td", { class: "words" }, made("span", { class: each.counts ? "chip running" : "chip" }, each.counts ? "counts" : "ended")),
+      made("td", {}, number(each.fragments)),
+      made("td", {}, each.counts ? "now" : `${lasting(each.seen_s)} ago`),
+      made("td", {}, lasting(each.began_s)),
+      made("td", { class: "words" }, each.version)));
+    return made("div", { class: "card" }, scrollable("scroll-workers", "Workers",
+      table("Workers, the last seen first", [["Worker", true], ["State", true], ["Fragments counted"], ["Last seen"], ["Since its start"], ["Version", true]], rows)));
   });
 }
 

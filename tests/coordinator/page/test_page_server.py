@@ -7,6 +7,7 @@ import http.client
 import json
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -23,15 +24,19 @@ from postgresql import Postgresql, new_place
 from stores import begin, begin_job, open_store
 
 import coordinator.page.server
+from benchmarks.certificates import broker_certificate
+from cli.watching import lines_of
 from coordinator.database.opening import open_database
 from coordinator.database.settings import StoreSettings
 from coordinator.measurements import Traffic
 from coordinator.model_state import ModelState
 from coordinator.page.server import serve
 from coordinator.page.tokens import Role, make_token
+from coordinator.page.view import View
 from coordinator.planning import new_job
 from coordinator.queue import JobState, Queue
 from coordinator.settings import FleetSettings, load_fleet_settings
+from coordinator.shared_store import Workers
 from coordinator.store import RoundResult, Store
 from dpagent.errors import ConfigurationError
 from dpagent.learning.inference.evaluation import Evaluation
@@ -115,6 +120,84 @@ def test_a_store_in_postgresql_is_shown_and_watched_too(
                 assert time.monotonic() < until
         assert page.get("/api/jobs/first").values["paused"]
         store.database.close()
+
+
+def test_workers_are_shown_with_what_they_count_and_when_they_were_seen(
+    settings: FleetSettings, tmp_path: Path, postgresql: Postgresql
+) -> None:
+    address = new_place(postgresql)
+    shared = settings.model_copy(
+        update={"store": StoreSettings(url=address.url, password_file=postgresql.password_file)}
+    )
+    store = open_store(address, new_job(settings), settings.job().stored())
+    begin(store, MODEL)
+    store.start_round(1, 10.0, 70.0)
+    workers = Workers(store.database)
+    view = View(shared)
+    assert view.state()["workers"] == []
+    lines = list(lines_of(view.state(), None))
+    assert any("none counts fragments: start `dpagent coordinator worker`" in line for line in lines)
+    first, second, third = (workers.register(name, "1.0") for name in ("one", "two", "three"))
+    with store.database.transaction():
+        store.database.execute("UPDATE workers SET fragments = 7 WHERE number = ?", (first,))
+        store.database.execute("UPDATE workers SET seen_at = seen_at - 31 WHERE number = ?", (second,))
+        store.database.execute("UPDATE workers SET seen_at = seen_at - 3601 WHERE number = ?", (third,))
+    with PageServer(shared, tmp_path / "fleet") as page:
+        found = {each["name"]: each for each in page.get("/api/state").values["workers"]}
+        exposed = page.get("/metrics").body.decode()
+    assert {name: (each["counts"], each["fragments"]) for name, each in found.items()} == {
+        "one": (True, 7),
+        "two": (False, 0),
+    }
+    assert found["two"]["seen_s"] >= 31 > found["one"]["seen_s"]
+    assert "dpagent_workers 1.0" in exposed
+    assert 'dpagent_worker_fragments_total{worker="one"} 7.0' in exposed
+    assert 'worker="two"' not in exposed
+    (line,) = [line for line in lines_of(view.state(), None) if line.startswith("workers")]
+    assert line.endswith("1 worker: one (7 fragments).")
+    workers.end(first)
+    (one, _) = view.state()["workers"]
+    assert (one["name"], one["counts"]) == ("one", False)
+    store.database.close()
+
+
+def test_the_page_has_its_own_tls(settings: FleetSettings, tmp_path: Path) -> None:
+    """Who trusts its authority reads it and gives orders; nothing crosses the network in the clear."""
+    files = broker_certificate(tmp_path / "tls")
+    trusting = ssl.create_default_context(cafile=str(files.authority))
+    own = {"certificate": files.certificate, "key": files.key}
+    begin_job(settings, MODEL)
+    with PageServer(settings, tmp_path / "fleet", trusting=trusting, **own) as page:
+        assert page.get("/api/state").values["fleet"] == settings.fleet
+        assert page.order("/api/jobs/first/pause").status == 200
+        token = make_token(settings.keys_dir, Role.VIEWER)
+        begun = page.post("/login", {"token": token}, Origin=f"https://{page.host}")
+        assert begun.status == 200
+        assert {"Secure", "HttpOnly"} <= set(begun.headers["set-cookie"].split("; "))
+        with socket.create_connection(("127.0.0.1", page.port), timeout=20) as plain:
+            plain.sendall(b"GET /api/state HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                assert b"fleet" not in plain.recv(4_096)
+        stranger = ssl.create_default_context()
+        with (
+            socket.create_connection(("127.0.0.1", page.port), timeout=20) as plain,
+            pytest.raises(ssl.SSLCertVerificationError),
+        ):
+            stranger.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+@pytest.mark.parametrize("wrong", ["no certificate", "another's key", "a missing file"])
+def test_a_certificate_that_cannot_be_used_is_named(
+    settings: FleetSettings, tmp_path: Path, wrong: str
+) -> None:
+    files = broker_certificate(tmp_path / "tls")
+    key = broker_certificate(tmp_path / "other").key if wrong == "another's key" else files.key
+    certificate = tmp_path / "page.crt" if wrong == "a missing file" else files.certificate
+    if wrong == "no certificate":
+        certificate.write_text("nothing")
+    page = settings.page.model_copy(update={"port": 0, "certificate": certificate, "key": key})
+    with pytest.raises(ConfigurationError, match=r"page\.certificate and page\.key .* cannot be used"):
+        serve(settings.model_copy(update={"page": page}), tmp_path, threading.Event(), str.encode)
 
 
 def test_orders_change_the_queue_and_are_on_record(
