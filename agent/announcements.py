@@ -28,6 +28,7 @@ from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import Assembler
 from dpagent.protocol.messages import AssetTerms, ModelChunk, Plan
 from dpagent.protocol.topics import Topics
+from dpagent.structured_log import Event, about
 from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
@@ -262,7 +263,10 @@ class Announcements:
         self._state.expire_job(plan.job.hex(), self._clock.unix())
         if is_new:
             spent = self._state.ledger.spending_of(self._dataset)
-            log.info("job %s is finished, %s", plan.job.hex()[:8], spent)
+            log.info(
+                "job %s is finished, %s", plan.job.hex()[:8], spent,
+                extra=about(event=Event.JOB_OVER, job=plan.job.hex()),
+            )  # fmt: skip
 
     def settle_declined(self, announced: Announced) -> None:
         """The device has declined a round: the same plan, announced again, is not decided on again."""

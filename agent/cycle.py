@@ -52,6 +52,7 @@ from dpagent.protocol.fragments import cut
 from dpagent.protocol.issuing import Wish
 from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, Plan, Receipts
 from dpagent.protocol.task import RoundTask
+from dpagent.structured_log import Event, about
 
 log = logging.getLogger(__name__)
 
@@ -447,7 +448,10 @@ class Cycle:
         charged_at = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
         self._state.charge([charge_of(task, each, charged_at=charged_at) for each in prices], now)
         spent = "; ".join(self._state.ledger.spending(each.account) for each in prices)
-        log.info("round %d of %d: charged, %s", plan.round, plan.rounds, spent)
+        log.info(
+            "round %d of %d: charged, %s", plan.round, plan.rounds, spent,
+            extra=about(event=Event.ROUND_CHARGED, job=plan.job.hex(), round=plan.round, rounds=plan.rounds),
+        )  # fmt: skip
 
     # The round is charged: records are read, in the training process.
 
@@ -474,7 +478,10 @@ class Cycle:
         announced.phase = Phase.SETTLED
         self._publisher.draw_times()
         self._worker.look()
-        log.info("round %d of %d: spooled", plan.round, plan.rounds)
+        log.info(
+            "round %d of %d: spooled", plan.round, plan.rounds,
+            extra=about(event=Event.ROUND_SPOOLED, job=plan.job.hex(), round=plan.round, rounds=plan.rounds),
+        )  # fmt: skip
         if update.failure is not None:
             log.error("no record counts in round %d: %s", plan.round, update.failure, extra=PRIVATE)
 

@@ -43,6 +43,7 @@ from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, ModelChunk, Plan, Re
 from dpagent.protocol.signing import Verifier
 from dpagent.protocol.topics import Topics
 from dpagent.service_manager import ServiceManager
+from dpagent.structured_log import Event, about
 from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received, Subscribed
 from dpagent.transport.session import MqttSession, Subscription
 
@@ -186,7 +187,10 @@ class Agent:
             LedgerError: The database was damaged while it ran; likewise.
         """
         spent = self._state.ledger.spending_of(self._settings.data.name)
-        log.info("agent of fleet %s, %s", self._settings.fleet, spent)
+        log.info(
+            "agent of fleet %s, %s", self._settings.fleet, spent,
+            extra=about(event=Event.STARTED, fleet=self._settings.fleet),
+        )  # fmt: skip
         log.info("limits of this device: %s", shown(self._settings.limits))
         manager = ServiceManager()
         try:
@@ -251,7 +255,10 @@ class Agent:
                 break
             match event:
                 case Connected():
-                    log.info("connected to %s", self._settings.mqtt.url)
+                    log.info(
+                        "connected to %s", self._settings.mqtt.url,
+                        extra=about(event=Event.CONNECTED, broker=self._settings.mqtt.url),
+                    )  # fmt: skip
                     self._publisher.draw_times()
                     self._announcements.draw_probe_times()
                 case Subscribed():
@@ -260,7 +267,9 @@ class Agent:
                         self._silent_until = self._clock.monotonic() + _SILENCE_S
                 case Disconnected(reason):
                     self._silent_until = math.inf
-                    log.warning("%s; reconnecting", reason)
+                    log.warning(
+                        "%s; reconnecting", reason, extra=about(event=Event.DISCONNECTED, reason=reason)
+                    )
                 case Received(topic, payload):
                     self._receive(topic, payload)
                 case Acknowledged():
@@ -365,7 +374,10 @@ class Agent:
         except MessageError as error:
             # Once per reason and round: a flood of invalid messages must not flood the log or wear the disk.
             if error.reason not in self._warned:
-                log.warning("rejected a message on %s: %s", topic, error)
+                log.warning(
+                    "rejected a message on %s: %s", topic, error,
+                    extra=about(event=Event.REJECTED, count=1, reason=error.reason),
+                )  # fmt: skip
                 self._warned.add(error.reason)
             self._rejected += 1
 

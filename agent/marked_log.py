@@ -12,6 +12,7 @@ outside makes a line of its own, and what a program writes to standard error its
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterable, Iterator
@@ -69,8 +70,26 @@ def public_lines(lines: Iterable[str]) -> Iterator[str]:
     >>> log += ["2026-11-26T01:02:03 INFO    (private) 17 records"]
     >>> list(public_lines(log))
     ['2026-11-26T01:02:03 INFO    round 1 of 2: spooled']
+
+    Lines of JSON are marked by a key, and a listed module speaks in those that are not:
+
+    >>> list(public_lines(['{"module": "agent.cycle", "message": "spooled"}', '{"message": "17 records"}']))
+    ['{"module": "agent.cycle", "message": "spooled"}']
     """
     for line in lines:
         text = line.rstrip("\r\n")
-        if (found := _LINE.fullmatch(text)) is not None and not found["text"].startswith(_MARK):
+        if text.startswith("{"):
+            if _is_public_json(text):
+                yield text
+        elif (found := _LINE.fullmatch(text)) is not None and not found["text"].startswith(_MARK):
             yield text
+
+
+def _is_public_json(text: str) -> bool:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(values, dict) or values.get("private", False) is not False:
+        return False
+    return str(values.get("module")) in PUBLIC_LOGGERS and "trace" not in values

@@ -25,6 +25,7 @@ from agent.settings import AgentSettings
 from dpagent.clock import Clock
 from dpagent.errors import DpagentError
 from dpagent.storage import real_path, take_room_for, write_over_spare
+from dpagent.structured_log import Event, about
 
 log = logging.getLogger(__name__)
 
@@ -109,4 +110,4 @@ def _renew(url: str, ca_file: Path, cert_file: Path, key_file: Path) -> None:
     except DpagentError as error:
         log.warning("the certificate was not renewed; it will be tried again: %s", error)
     else:
-        log.info("the certificate is renewed")
+        log.info("the certificate is renewed", extra=about(event=Event.CERTIFICATE_RENEWED))

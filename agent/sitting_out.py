@@ -28,6 +28,7 @@ from dpagent.protocol.dummies import MAX_DUMMIES, dummies_for
 from dpagent.protocol.fragments import block_count
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import values_of
+from dpagent.structured_log import Event, about
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +231,10 @@ class SittingOut:
     def give_up(self, announced: Announced, reason: str) -> None:
         """Give up a round that is charged, or being sat out, and of which nothing has left."""
         plan, dummies = announced.plan, self._dummies(announced.plan)
-        log.warning("round %d of job %s is given up: %s", plan.round, plan.job.hex()[:8], reason)
+        log.warning(
+            "round %d of job %s is given up: %s", plan.round, plan.job.hex()[:8], reason,
+            extra=about(event=Event.ROUND_GIVEN_UP, job=plan.job.hex(), round=plan.round, reason=reason),
+        )  # fmt: skip
         announced.phase = Phase.SETTLED
         if announced.why_not is not None:
             self._spool(announced, reason, dummies)
@@ -250,7 +254,10 @@ class SittingOut:
     def _settle(self, announced: Announced, reason: str, dummies: list[SpooledFragment]) -> None:
         plan = announced.plan
         self._announcements.settle_declined(announced)
-        log.warning("declined round %d of job %s: %s", plan.round, plan.job.hex()[:8], reason)
+        log.warning(
+            "declined round %d of job %s: %s", plan.round, plan.job.hex()[:8], reason,
+            extra=about(event=Event.ROUND_DECLINED, job=plan.job.hex(), round=plan.round, reason=reason),
+        )  # fmt: skip
         self._state.decline(plan.job.hex(), plan.round, reason, self._clock.unix(), dummies)
 
     def _dummies(self, plan: Plan) -> list[SpooledFragment]:

@@ -12,7 +12,15 @@ import typer
 from cli.broker_config import broker_config
 from cli.commands import Commands
 from cli.configurations import FleetConfig, SetOptions, coordinator_settings
-from cli.daemons import LogLevel, LogLevelOption, StopSignals, kept_up, start_logging
+from cli.daemons import (
+    LogFormat,
+    LogFormatOption,
+    LogLevel,
+    LogLevelOption,
+    StopSignals,
+    kept_up,
+    start_logging,
+)
 from cli.job import NO_JOB
 from cli.job import app as job_app
 from cli.members import budgets, ca, devices
@@ -53,6 +61,7 @@ def run(
         ),
     ] = False,
     log_level: LogLevelOption = LogLevel.INFO,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Run the jobs of the queue until all are over, or until SIGTERM or Ctrl-C.
 
@@ -60,7 +69,7 @@ def run(
     a restart on the same state directory it continues in the middle of the round. Each job leaves model.onnx
     in a directory of its own, jobs/NAME in the state directory.
     """
-    start_logging(log_level)
+    start_logging(log_level, log_format, "coordinator")
     stop = StopSignals()
     from dpagent.extras import extra_needed
 
@@ -85,13 +94,14 @@ def worker(
         typer.Option("--name", help="Its name in logs and `status`.", show_default="host and process"),
     ] = None,
     log_level: LogLevelOption = LogLevel.INFO,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Count fragments for a coordinator whose state is in PostgreSQL, until SIGTERM or Ctrl-C.
 
     Any number of workers may run, on any machines: the broker gives each fragment to one of them (shared
     subscriptions, MQTT 5). They need fleet.yaml with store.url, and keys/sealing.key. docs/scale.md
     """
-    start_logging(log_level)
+    start_logging(log_level, log_format, "worker")
     stop = StopSignals()
     from dpagent.extras import extra_needed
 

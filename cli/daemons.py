@@ -14,6 +14,7 @@ import typer
 
 from dpagent.errors import DatabaseAwayError, ExitCode, FleetLedError, NotReadyError
 from dpagent.service_manager import ServiceManager
+from dpagent.structured_log import JsonFormatter
 
 log = logging.getLogger(__name__)
 
@@ -29,19 +30,35 @@ class LogLevel(StrEnum):
     WARNING = "warning"
 
 
+class LogFormat(StrEnum):
+    """How a line of the log looks."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 LogLevelOption = Annotated[LogLevel, typer.Option(help="Log level, on standard error.")]
+LogFormatOption = Annotated[
+    LogFormat, typer.Option(help="Of the log's lines; the keys of JSON: docs/operating.md.")
+]
 
 
-def start_logging(level: LogLevel, formatter: logging.Formatter | None = None) -> None:
+def start_logging(
+    level: LogLevel, shape: LogFormat, program: str, formatter: logging.Formatter | None = None
+) -> None:
     """Log to standard error, for systemd and the demo.
 
     Args:
         level: the least one that is logged.
+        shape: of the lines.
+        program: that logs, in the words of :mod:`dpagent.structured_log`.
         formatter: of the lines, if the daemon has its own.
     """
     logging.basicConfig(
         level=level.upper(), format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
     )
+    if shape is LogFormat.JSON and formatter is None:
+        formatter = JsonFormatter(program)
     if formatter is not None:
         for handler in logging.getLogger().handlers:
             handler.setFormatter(formatter)

@@ -6,7 +6,7 @@ import typer
 
 from cli.commands import Commands
 from cli.configurations import MixerConfig, SetOptions, mixer_settings
-from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
+from cli.daemons import LogFormat, LogFormatOption, LogLevel, LogLevelOption, StopSignals, start_logging
 
 app = Commands(help="Mix a fleet's sealed fragments.", no_args_is_help=True)
 
@@ -16,13 +16,14 @@ def run(
     config: MixerConfig = None,
     options: SetOptions = None,
     log_level: LogLevelOption = LogLevel.INFO,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Mix sealed fragments until SIGTERM or Ctrl-C.
 
     It cannot open a fragment. Run it apart from coordinator and broker, by someone whom the
     devices' owners trust not to work with them.
     """
-    start_logging(log_level)
+    start_logging(log_level, log_format, "mixer")
     stop = StopSignals()
     from mixer.daemon import Mixer
 

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from cli.configurations import FleetConfig, SetOptions, coordinator_settings, find
-from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
+from cli.daemons import LogFormat, LogFormatOption, LogLevel, LogLevelOption, StopSignals, start_logging
 from dpagent.errors import ConfigurationError
 
 _REPORT_S: Final = 300.0
@@ -27,14 +27,17 @@ class _Role(StrEnum):
 
 
 def serve(
-    config: FleetConfig = None, options: SetOptions = None, log_level: LogLevelOption = LogLevel.INFO
+    config: FleetConfig = None,
+    options: SetOptions = None,
+    log_level: LogLevelOption = LogLevel.INFO,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Serve the fleet's page, and its metrics at /metrics, until SIGTERM or Ctrl-C.
 
     It reads beside the coordinator, which goes on without it, and gives orders as `job` does: run it as the
     same user. By default it listens on this machine alone, for that user and root (docs/operating.md).
     """
-    start_logging(log_level)
+    start_logging(log_level, log_format, "page")
     stop = StopSignals()
     from dpagent.extras import extra_needed
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from agent.marked_log import MarkedFormatter
+from agent.marked_log import MarkedFormatter, is_private
 from cli.configurations import AgentConfig, SetOptions, agent_settings
-from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
+from cli.daemons import LogFormat, LogFormatOption, LogLevel, LogLevelOption, StopSignals, start_logging
+from dpagent.structured_log import JsonFormatter
 
 
 def run(
     config: AgentConfig = None,
     options: SetOptions = None,
     log_level: LogLevelOption = LogLevel.INFO,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Run the agent on this device until SIGTERM or Ctrl-C.
 
@@ -20,7 +22,9 @@ def run(
     ledger and publishes noisy fragments. All durable state is in its state directory;
     after a crash, start it again and it continues. `dpagent budget init` begins its ledger, once.
     """
-    start_logging(log_level, MarkedFormatter())
+    is_json = log_format is LogFormat.JSON
+    formatter = JsonFormatter("agent", is_private) if is_json else MarkedFormatter()
+    start_logging(log_level, log_format, "agent", formatter)
     stop = StopSignals()
     from agent.daemon import Agent
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import typer
 
 from cli.configurations import AgentConfig, agent_settings
-from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
+from cli.daemons import LogFormat, LogFormatOption, LogLevel, LogLevelOption, StopSignals, start_logging
 
 
 def serve(
     config: AgentConfig = None,
     log_level: LogLevelOption = LogLevel.INFO,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Answer predictions with the latest model of this board, until SIGTERM or Ctrl-C.
 
@@ -18,7 +19,7 @@ def serve(
     broker on the board. A model that a finished job brings is taken when it comes. No network is needed.
     The section `serve` of agent.yaml says where, and who may ask.
     """
-    start_logging(log_level)
+    start_logging(log_level, log_format, "answers")
     stop = StopSignals()
     from agent.serving.server import serve as run
 

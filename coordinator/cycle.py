@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from coordinator.job import Job
 from coordinator.measurements import Traffic
 from coordinator.models import ModelFiles
 from coordinator.own_receipts import HELD_S
+from coordinator.participation import dead_end
 from coordinator.planning import Planner
 from coordinator.seats import Sums
 from coordinator.settings import FleetSettings
@@ -45,6 +46,7 @@ from dpagent.protocol.messages import Plan
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.task import Release, RoundTask
 from dpagent.protocol.weights import weights_to_bytes
+from dpagent.structured_log import Event, Fields, about
 from dpagent.wording import counted
 
 if TYPE_CHECKING:
@@ -310,12 +312,23 @@ class Cycle:
             log.error("round %d has no end. %s", self._task.plan.round, passed_rounds.in_words(passed))
         log.warning(
             "round %d has %d of %s at its deadline, but only %d of one block, fewer than the %d needed; "
-            "it stays open for another %g s. Devices may be offline or may have declined: `dpagent budget "
-            "show` on a board gives the reason",
+            "it stays open for another %g s. %s",
             self._task.plan.round, progress.counted, counted(progress.expected, "fragment"),
             progress.scarcest, self._settings.round.minimum_devices, self._deadline_s,
+            self._why_few(self._task.plan.round),
+            extra=self._about(Event.ROUND_EXTENDED, self._task.plan.round),
         )  # fmt: skip
         self.open()
+
+    def _why_few(self, number: int) -> str:
+        """What its operator may do for a round that lacks fragments."""
+        if self._tokens is not None:
+            minimum = self._settings.round.minimum_devices
+            if (found := dead_end(number, self._tokens.expected(number), minimum)) is not None:
+                return found
+        return (
+            "Devices may be offline or may have declined: `dpagent budget show` on a board gives the reason"
+        )
 
     # The round is closed: mean, cap, step, evaluation, all in one transaction.
 
@@ -333,7 +346,7 @@ class Cycle:
                 "" if at_deadline else ": all other members have declined it, or were refused",
             )  # fmt: skip
         self._store.stop_counting(task.plan.round, self._clock.unix(), seats=self._settings.seats)
-        sums = self._store.sums(task.plan.round, groups=self._settings.aggregation.dealt)
+        sums = self._store.sums(task.plan.round, groups=self._groups(task.plan.round))
         match task.release:
             case NoisySum(second_moments=SecondMoments() as moments) as release:
                 self._take_directions(release, moments, sums)
@@ -342,6 +355,18 @@ class Cycle:
         self._task = None
         self._traffic_before = self._announcer.traffic()
         self._intake.end()
+
+    def _groups(self, number: int) -> int:
+        """Groups that a round's fragments are dealt to. A setting that was changed while the round was open
+        holds from the next one on where it needs values that were added up by then."""
+        wanted = self._settings.aggregation
+        if wanted.dealt == 1 or self._store.keeps_values_of(number):
+            return wanted.dealt
+        log.warning(
+            "round %d closes by the mean of its fragments, under which it began to be counted; "
+            "aggregation.kind %s holds from the next round on", number, wanted.kind,
+        )  # fmt: skip
+        return 1
 
     def _take_directions(self, release: NoisySum, moments: SecondMoments, groups: Sequence[Sums]) -> None:
         """Add the fleet's leading directions to the model; the weights do not change."""
@@ -385,7 +410,22 @@ class Cycle:
         accuracy = result.accuracy
         shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"
         spent = f"ε = {upwards(epsilon)}" if math.isfinite(epsilon) else "no guarantee"
-        log.info("round %d of %d: %s, %s", number, release.plan.rounds, shown, spent)
+        figures = Fields()
+        if accuracy is not None:
+            figures["accuracy"] = accuracy
+        if math.isfinite(epsilon):
+            figures["epsilon"] = epsilon
+        log.info(
+            "round %d of %d: %s, %s", number, release.plan.rounds, shown, spent,
+            extra=self._about(Event.ROUND_CLOSED, number, figures),
+        )  # fmt: skip
+
+    def _about(self, event: Event, number: int, more: Fields | None = None) -> dict[str, Any]:
+        """As ``extra`` of a line about a round."""
+        fields: Fields = {
+            "event": event, "job": self._job.id.hex(), "round": number, "rounds": self._settings.rounds,
+        }  # fmt: skip
+        return about(**(fields if more is None else fields | more))
 
     def _traffic(self) -> Traffic:
         """Since the round was opened, or went on after a restart."""
@@ -421,7 +461,10 @@ class Cycle:
         self._write_model(self._models.final, self._store.closed_rounds())
         if not self._say_goodbye(self._models.finished()):
             return False
-        log.info("the job is finished; the model is in %s", self._models.final)
+        log.info(
+            "the job is finished; the model is in %s", self._models.final,
+            extra=about(event=Event.JOB_OVER, job=self._job.id.hex(), reason="finished"),
+        )  # fmt: skip
         return True
 
     def cancel(self, *, sends_model: bool) -> bool:
@@ -444,7 +487,10 @@ class Cycle:
             log.warning("no round has stepped the model, so there is none to send")
         if not self._say_goodbye(model):
             return False
-        log.info("the job is cancelled after %s", counted(self._store.closed_rounds(), "round"))
+        log.info(
+            "the job is cancelled after %s", counted(self._store.closed_rounds(), "round"),
+            extra=about(event=Event.JOB_OVER, job=self._job.id.hex(), reason="cancelled"),
+        )  # fmt: skip
         return True
 
     def _give_up(self, current: OpenRound) -> None:
@@ -459,7 +505,10 @@ class Cycle:
         )
         self._task = None
         self._intake.end()
-        log.warning("round %d is given up; devices that were charged for it stay so", current.number)
+        log.warning(
+            "round %d is given up; devices that were charged for it stay so", current.number,
+            extra=self._about(Event.ROUND_GIVEN_UP, current.number),
+        )  # fmt: skip
 
     def _say_goodbye(self, model: Mapping[str, bytes]) -> bool:
         """Announce the end of the job, and what came of it; return whether the broker took that."""

@@ -28,6 +28,7 @@ from dpagent.protocol.signing import Verifier
 from dpagent.protocol.topics import Topics
 from dpagent.service_manager import ServiceManager
 from dpagent.storage import StateDirectory
+from dpagent.structured_log import Event, about
 from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received
 from dpagent.transport.session import MqttSession, Subscription
 from dpagent.wording import counted
@@ -143,6 +144,10 @@ class Coordinator:
             manager = ServiceManager()
             with self._database.errors(), self._session:
                 manager.ready()
+                log.info(
+                    "coordinator of fleet %s", self._settings.fleet,
+                    extra=about(event=Event.STARTED, fleet=self._settings.fleet),
+                )  # fmt: skip
                 while not stop.is_set():
                     manager.alive()
                     self._look_at_queue()
@@ -196,7 +201,11 @@ class Coordinator:
                 self._let_go()
                 self._end_untold(queued, error)
             else:
-                log.error("job %s has failed: %s", queued.name, error)
+                log.error(
+                    "job %s has failed: %s", queued.name, error,
+                    extra=about(event=Event.JOB_FAILED, job=queued.job.id.hex(), job_name=queued.name,
+                                reason=str(error)),
+                )  # fmt: skip
                 self._failures[queued.name] = error
                 self._queue.fail(queued.number, str(error))
             self._version = -1
@@ -272,7 +281,11 @@ class Coordinator:
             if wanted.state.is_ending:
                 self._end_untold(wanted, error)
             else:
-                log.error("job %s is paused: %s", wanted.name, error)
+                log.error(
+                    "job %s is paused: %s", wanted.name, error,
+                    extra=about(event=Event.JOB_PAUSED, job=wanted.job.id.hex(), job_name=wanted.name,
+                                reason=str(error)),
+                )  # fmt: skip
                 self._queue.pause(wanted.name, str(error))
             self._version = -1  # Its own changes do not show there, and another job may go on.
         return None
@@ -296,12 +309,17 @@ class Coordinator:
                 self.running.announcer.take(event)
             match event:
                 case Connected():
-                    log.info("connected to %s", self._settings.mqtt.url)
+                    log.info(
+                        "connected to %s", self._settings.mqtt.url,
+                        extra=about(event=Event.CONNECTED, broker=self._settings.mqtt.url),
+                    )  # fmt: skip
                     self._status.link(Link.CONNECTED)
                     if self.running is not None:
                         self.running.connected()
                 case Disconnected(reason):
-                    log.warning("%s; reconnecting", reason)
+                    log.warning(
+                        "%s; reconnecting", reason, extra=about(event=Event.DISCONNECTED, reason=reason)
+                    )
                     self._status.link(Link.DISCONNECTED, reason)
                 case Received():
                     messages.append(event)

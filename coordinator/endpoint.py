@@ -42,6 +42,7 @@ from dpagent.protocol.enrolment import (
 )
 from dpagent.service_manager import ServiceManager
 from dpagent.storage import write_atomically
+from dpagent.structured_log import Event, about
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +112,7 @@ class Endpoint(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 "enrolment of fleet %s at %s",
                 self.enrolment.settings.fleet,
                 self.enrolment.settings.enrolment.address,
+                extra=about(event=Event.STARTED, fleet=self.enrolment.settings.fleet),
             )
             while not stop.wait(_POLL_S) and serving.is_alive():
                 manager.alive()

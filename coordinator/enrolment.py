@@ -34,6 +34,7 @@ from dpagent.protocol.enrolment import (
     bytes_of,
 )
 from dpagent.storage import disk_errors
+from dpagent.structured_log import Event, about
 
 log = logging.getLogger(__name__)
 
@@ -106,8 +107,9 @@ class Enrolment:
         if lists_members:
             self._tell_broker()
         log.info(
-            "device %s enrolled%s", device.id, f", in the place of {device.replaces}" * bool(device.replaces)
-        )
+            "device %s enrolled%s", device.id, f", in the place of {device.replaces}" * bool(device.replaces),
+            extra=about(event=Event.DEVICE_ENROLLED, device=device.id),
+        )  # fmt: skip
         return self._answer(device)
 
     def renew(self, asked: RenewRequest, certificate: x509.Certificate | None) -> RenewAnswer:
@@ -138,7 +140,10 @@ class Enrolment:
                 )
             renewed = self._issued(key, device.id)
             devices.renew(renewed, at=at)
-        log.info("device %s renewed its certificate", device.id)
+        log.info(
+            "device %s renewed its certificate", device.id,
+            extra=about(event=Event.CERTIFICATE_RENEWED, device=device.id),
+        )  # fmt: skip
         return RenewAnswer(
             certificate=pem_of(self.authorities.chain_of(renewed)).decode(), authorities=self._trusted
         )

@@ -18,6 +18,7 @@ from dpagent.protocol.messages import Fragment, ReceiptTopics
 from dpagent.protocol.sealing import Opener
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.tokens import RoundKey, token_id, without_token
+from dpagent.structured_log import Event, about
 from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,10 @@ class Intake:
                 rejected[error.reason] += 1
         # One line per batch and reason: a flood of invalid messages must not flood the log.
         for reason, count in rejected.items():
-            log.warning("rejected %s: %s", counted(count, "message"), reason)
+            log.warning(
+                "rejected %s: %s", counted(count, "message"), reason,
+                extra=about(event=Event.REJECTED, count=count, reason=reason),
+            )  # fmt: skip
             self._store.reject(reason, count)
         if not opened or self._task is None:
             return
@@ -101,9 +105,13 @@ class Intake:
             log.warning(
                 "rejected %s: %s. More came than from the %s that are expected",
                 counted(result.unseated, "message"), BLOCK_FULL, counted(self._settings.devices, "device"),
+                extra=about(event=Event.REJECTED, count=result.unseated, reason=BLOCK_FULL),
             )  # fmt: skip
         if result.spent:
-            log.warning("rejected %s: %s", counted(result.spent, "message"), SPENT)
+            log.warning(
+                "rejected %s: %s", counted(result.spent, "message"), SPENT,
+                extra=about(event=Event.REJECTED, count=result.spent, reason=SPENT),
+            )  # fmt: skip
         if result.late:
             log.info("%s arrived after the round closed", counted(result.late, "fragment"))
         self._acknowledge(result.receipted, self._task.plan.receipts, began_at)

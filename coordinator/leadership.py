@@ -21,6 +21,7 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.shared_store import GONE_S, Receipts, Workers, claim, workers_at
 from dpagent import __version__
 from dpagent.errors import FleetLedError
+from dpagent.structured_log import Event, about
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class WorkersDesk:
         for gone in self._workers.take_leave():
             log.warning(
                 "worker %s was not seen for %g s; what it had not counted, devices send again",
-                gone.name, GONE_S,
+                gone.name, GONE_S, extra=about(event=Event.WORKER_GONE, worker=gone.name),
             )  # fmt: skip
         if workers_at(self._database) or not is_counting:
             self._alone_since, self._has_complained = None, False
@@ -115,4 +116,7 @@ class WorkersDesk:
         self._alone_since = now if self._alone_since is None else self._alone_since
         if now >= self._alone_since + _ALONE_S and not self._has_complained:
             self._has_complained = True
-            log.warning("no worker counts fragments: start `dpagent coordinator worker`, on any machine")
+            log.warning(
+                "no worker counts fragments: start `dpagent coordinator worker`, on any machine",
+                extra=about(event=Event.NO_WORKER),
+            )

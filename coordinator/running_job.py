@@ -35,6 +35,7 @@ from dpagent.learning.data.opening import open_inferred
 from dpagent.privacy.statement import Trust, Unit, delta_warning, epsilon_warning
 from dpagent.protocol.sealing import Opener
 from dpagent.storage import disk_errors
+from dpagent.structured_log import Event, about
 from dpagent.transport.events import Received
 from dpagent.wording import counted
 
@@ -261,11 +262,18 @@ class RunningJob:
         store = Store(database, queued.number)
         prepared.models.restore_projection(store.projection())
         if queued.state is not JobState.WAITING:
-            log.info("%s continues after round %d", _shown(queued), store.closed_rounds())
+            log.info(
+                "%s continues after round %d", _shown(queued), store.closed_rounds(),
+                extra=about(event=Event.JOB_CONTINUED, job=job.id.hex(), job_name=queued.name,
+                            rounds=job.rounds),
+            )  # fmt: skip
         elif queue.begin(queued.number, prepared.stepper.initial(), clock.unix()):
             epsilon = job.epsilon_by_round[-1]
             promised = f"ε = {epsilon:.4g}" if math.isfinite(epsilon) else "no guarantee"
-            log.info("%s begins: %s, %s", _shown(queued), counted(job.rounds, "round"), promised)
+            log.info(
+                "%s begins: %s, %s", _shown(queued), counted(job.rounds, "round"), promised,
+                extra=about(event=Event.JOB_BEGUN, job=job.id.hex(), job_name=queued.name, rounds=job.rounds),
+            )  # fmt: skip
         else:
             return None
         tokens = _token_office(settings, job, store, announcer, clock)

@@ -47,12 +47,14 @@ class RoundSettings(Settings):
     deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
     """An incomplete round closes this long after it opened."""
     compute_slot_s: Annotated[float, Field(ge=MIN_SLOT_S, le=86_400)] = 5.0
-    """Devices publish a whole number of slots after the plan; choose it above their training time."""
+    """Devices publish a whole number of slots after the plan; choose it above their training time. A board
+    declines one below its ``limits.minimum_compute_slot_s``, 5 by default."""
     device_grid_s: Annotated[float, Field(ge=MIN_SLOT_S, le=86_400)] | None = None
     """The longest ``limits.minimum_compute_slot_s`` of the devices, at whose multiples their slots begin; by
     default ``compute_slot_s``."""
     jitter_window_s: Annotated[float, Field(ge=0, le=86_400)] = 10.0
-    """Maximum random delay of each fragment."""
+    """Maximum random delay of each fragment. A board declines one below its
+    ``limits.minimum_jitter_window_s``, 5 by default."""
     minimum_devices: Annotated[int, Field(ge=1)] = 1
     """If a block of the update has fewer fragments at the deadline, the round stays open for another
     deadline."""

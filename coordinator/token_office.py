@@ -22,6 +22,7 @@ from dpagent.errors import ConfigurationError
 from dpagent.protocol.codec import MessageError, encode
 from dpagent.protocol.issuing import AskOpener
 from dpagent.protocol.tokens import MAX_ROUNDS_AHEAD, RoundKey, TokenKeys
+from dpagent.structured_log import Event, about
 from dpagent.transport.events import Received
 from dpagent.wording import counted
 
@@ -208,5 +209,8 @@ class TokenOffice:
                 else:
                     self._announcer.answer(issued.device, issued.answer)
         for reason, count in rejected.items():
-            log.warning("rejected %s for tokens: %s", counted(count, "request"), reason)
+            log.warning(
+                "rejected %s for tokens: %s", counted(count, "request"), reason,
+                extra=about(event=Event.REJECTED, count=count, reason=f"request, {reason}"),
+            )  # fmt: skip
             self._store.reject(f"request, {reason}", count)

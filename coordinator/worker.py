@@ -41,6 +41,7 @@ from dpagent.protocol.task import RoundTask
 from dpagent.protocol.tokens import RoundKey, TokenKeys
 from dpagent.protocol.topics import Topics
 from dpagent.service_manager import ServiceManager
+from dpagent.structured_log import Event, about
 from dpagent.transport.events import Connected, Disconnected, Received
 from dpagent.transport.session import MqttSession, Subscription
 from dpagent.wording import counted
@@ -142,7 +143,10 @@ class Worker:
         try:
             with self._database.errors(), self._session:
                 manager.ready()
-                log.info("worker %s counts for fleet %s", self.name, self._settings.fleet)
+                log.info(
+                    "worker %s counts for fleet %s", self.name, self._settings.fleet,
+                    extra=about(event=Event.STARTED, fleet=self._settings.fleet, worker=self.name),
+                )  # fmt: skip
                 while not stop.is_set():
                     manager.alive()
                     self._tell_of_life()
@@ -173,9 +177,14 @@ class Worker:
                     break
                 case Connected(protocol, limits):
                     self._require_sharing(protocol, shares=limits.shares)
-                    log.info("connected to %s", self._settings.mqtt.url)
+                    log.info(
+                        "connected to %s", self._settings.mqtt.url,
+                        extra=about(event=Event.CONNECTED, broker=self._settings.mqtt.url),
+                    )  # fmt: skip
                 case Disconnected(reason):
-                    log.warning("%s; reconnecting", reason)
+                    log.warning(
+                        "%s; reconnecting", reason, extra=about(event=Event.DISCONNECTED, reason=reason)
+                    )
                 case Received(_, payload):
                     if not payloads:
                         until = time.monotonic() + _GATHER_S
@@ -211,7 +220,10 @@ class Worker:
         self._intake = None
         if self._round is not None:
             self._intake = self._intake_of(self._round)
-            log.info("round %d is counted", self._round.number)
+            log.info(
+                "round %d is counted", self._round.number,
+                extra=about(event=Event.ROUND_COUNTED, round=self._round.number),
+            )  # fmt: skip
 
     def _intake_of(self, current: CountedRound) -> Intake:
         """Takes fragments of a round.

@@ -24,6 +24,7 @@ from dpagent.protocol.signing import Verifier
 from dpagent.protocol.topics import Topics
 from dpagent.service_manager import ServiceManager
 from dpagent.storage import StateDirectory
+from dpagent.structured_log import Event, about
 from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received
 from dpagent.transport.session import MqttSession, Subscription
 from mixer.departed import Departed
@@ -94,6 +95,10 @@ class Mixer:
             manager = ServiceManager()
             with self._session:
                 manager.ready()
+                log.info(
+                    "mixer of fleet %s", self._settings.fleet,
+                    extra=about(event=Event.STARTED, fleet=self._settings.fleet),
+                )  # fmt: skip
                 while not stop.is_set():
                     manager.alive()
                     self._take_events()
@@ -112,9 +117,14 @@ class Mixer:
                 case None:
                     return
                 case Connected():
-                    log.info("connected to %s", self._settings.mqtt.url)
+                    log.info(
+                        "connected to %s", self._settings.mqtt.url,
+                        extra=about(event=Event.CONNECTED, broker=self._settings.mqtt.url),
+                    )  # fmt: skip
                 case Disconnected(reason):
-                    log.warning("%s; reconnecting", reason)
+                    log.warning(
+                        "%s; reconnecting", reason, extra=about(event=Event.DISCONNECTED, reason=reason)
+                    )
                 case Received(topic, payload):
                     self._receive(topic, payload)
                 case Acknowledged():

@@ -7,18 +7,21 @@ from datetime import UTC, datetime
 import typer
 
 from cli.configurations import FleetConfig, SetOptions, coordinator_settings
-from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
+from cli.daemons import LogFormat, LogFormatOption, LogLevel, LogLevelOption, StopSignals, start_logging
 
 
 def enrolment(
-    config: FleetConfig = None, options: SetOptions = None, log_level: LogLevelOption = LogLevel.INFO
+    config: FleetConfig = None,
+    options: SetOptions = None,
+    log_level: LogLevelOption = LogLevel.INFO,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Let boards enrol and renew their certificates, until SIGTERM or Ctrl-C.
 
     A small HTTPS server on the port of enrolment.address, apart from the coordinator, which goes on without
     it. Boards without an invitation or a certificate get nothing from it.
     """
-    start_logging(log_level)
+    start_logging(log_level, log_format, "enrolment")
     stop = StopSignals()
     from coordinator.authority import load_authorities
     from coordinator.endpoint import Endpoint

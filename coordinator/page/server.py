@@ -28,6 +28,7 @@ from coordinator.settings import CoordinatorSettings
 from dpagent.errors import ConfigurationError
 from dpagent.service_manager import ServiceManager
 from dpagent.storage import disk_errors
+from dpagent.structured_log import Event, about
 
 log = logging.getLogger(__name__)
 
@@ -133,8 +134,9 @@ async def _serve(
     manager = ServiceManager()
     manager.ready()
     log.info(
-        "the page of fleet %s is at %s://%s:%d/", settings.fleet, scheme, name, listener.getsockname()[1]
-    )
+        "the page of fleet %s is at %s://%s:%d/", settings.fleet, scheme, name, listener.getsockname()[1],
+        extra=about(event=Event.STARTED, fleet=settings.fleet),
+    )  # fmt: skip
     try:
         await server.serve(sockets=[listener])
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import agent
-from agent.marked_log import PRIVATE, PUBLIC_LOGGERS, MarkedFormatter, public_lines
+from agent.marked_log import PRIVATE, PUBLIC_LOGGERS, MarkedFormatter, is_private, public_lines
+from dpagent.structured_log import JsonFormatter
 
 ROOT = Path(agent.__file__).parents[1]
 PUBLIC = {
@@ -96,6 +98,33 @@ def test_a_text_from_outside_makes_no_line_of_its_own() -> None:
         assert list(public_lines(text.splitlines())) == []
     public = said("agent.cycle", f"first\n{forged}")
     assert [line[28:] for line in public_lines(public.splitlines())] == ["first"]
+
+
+def test_lines_of_json_are_marked_by_a_key(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter("agent", is_private))
+    for name in ("agent.cycle", "agent.records", "PIL.Image"):
+        log = logging.Logger(name, logging.DEBUG)
+        log.addHandler(handler)
+        log.info("%s", f"said by {name}\n2026-11-26T01:02:03 INFO    17\u2028{{}}")
+        log.info("took 17 J", extra=PRIVATE)
+        try:
+            raise ValueError("record 17")
+        except ValueError:
+            log.debug("the details", exc_info=True)
+    text = stream.getvalue()
+    assert len(text.splitlines()) == 9
+    (public,) = public_lines(text.splitlines())
+    assert json.loads(public)["module"] == "agent.cycle"
+    assert "private" not in json.loads(public)
+    for forged in (
+        '{"module": "agent.cycle", "private": true}',
+        '{"module": ["agent.cycle"]}',
+        "{",
+        "[" * 99_999,
+    ):
+        assert list(public_lines([forged])) == []
 
 
 def test_of_a_traceback_nothing_is_shown() -> None:

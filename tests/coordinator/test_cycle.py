@@ -64,7 +64,7 @@ class Rounds:
         assert task is not None
         return task
 
-    def count(self, *numbers: int) -> None:
+    def count(self, *numbers: int, keeps_values: bool = True) -> None:
         """Fragments of each block, as many as the numbers say."""
         number, values = self.task.plan.round, np.ones(self.task.plan.wire.block, np.int64)
         fragments = [
@@ -72,7 +72,10 @@ class Rounds:
             for position, many in enumerate(numbers)
             for _ in range(many)
         ]
-        assert len(self.store.count(fragments, number, seats=DEVICES).fresh) == len(fragments)
+        counted = self.store.count(
+            fragments, number, seats=DEVICES if keeps_values else None, keeps_values=keeps_values
+        )
+        assert len(counted.fresh) == len(fragments)
 
     def announced(self) -> None:
         """Open a round whose plan the broker has, as after a restart."""
@@ -328,3 +331,22 @@ def test_fragments_that_no_honest_device_sends_are_rejected_before_they_are_coun
         rounds.cycle.take_fragments([seal(encode(each), task.plan) for each in hostile])
     assert rounds.cycle.progress().counted == 0
     assert rounds.counters() == {"rejected: improbable norm": 3 * BLOCKS}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_aggregation_that_was_changed_in_a_round_holds_as_soon_as_it_can(
+    tmp_path: Path, clock: MovableClock, caplog: pytest.LogCaptureFixture, kept: bool
+) -> None:
+    """Fragments were added up while fleet.yaml asked for their mean; by now it asks for groups."""
+    rounds = Rounds(tmp_path, clock, aggregation={"kind": "median-of-means", "groups": DEVICES}, rounds=2)
+    try:
+        rounds.announced()
+        rounds.count(*[DEVICES] * BLOCKS, keeps_values=kept)
+        clock.advance(HONEST_S + 1e-3)
+        rounds.cycle.advance()
+        assert rounds.store.closed_rounds() == 1
+        assert ("round 1 closes by the mean of its fragments" in caplog.text) is not kept
+        rounds.count(*[DEVICES] * BLOCKS)
+        assert rounds.store.keeps_values_of(2)
+    finally:
+        rounds.coordinator.close()
