@@ -1,36 +1,25 @@
-"""A board's metrics, for Prometheus: opt-in, and no more than others may see.
-
-They are read beside the running agent, as ``dpagent status`` reads. What they hold is what the broker sees,
-what `agent.yaml` and the plans say, and what the ledger has reserved and spent. Left out, as
-from a file for support, is what may tell of records or of the time that training takes: temperature, load,
-memory, room on the disk, and when a model was kept, which needs room that records may take. Where
-``limits.dummy_traffic`` hides whether the board takes part in a round, so do its metrics: what is reserved,
-spent and receipted is left out.
-"""
+"""A board's metrics, for Prometheus: opt-in, and no more than others may see (:mod:`agent.disclosed`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
-from cryptography import x509
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from agent.overview import Account, Overview
+from agent.disclosed import Disclosed, DisclosedAccount, Look, disclosed
 from agent.settings import AgentSettings
-from agent.status import Doing, Link
 from dpagent import __version__
 
 
-def registry_of(settings: AgentSettings, look: Callable[[], Overview]) -> CollectorRegistry:
+def registry_of(settings: AgentSettings, look: Look) -> CollectorRegistry:
     """A board's metrics, read when they are asked for.
 
     Args:
         settings: ``agent.yaml``, with the profile's.
-        look: at the board (:func:`agent.overview.overview_of`).
+        look: at the board.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Board(settings, look))
@@ -38,69 +27,47 @@ def registry_of(settings: AgentSettings, look: Callable[[], Overview]) -> Collec
 
 
 class _Board(Collector):
-    def __init__(self, settings: AgentSettings, look: Callable[[], Overview]) -> None:
+    def __init__(self, settings: AgentSettings, look: Look) -> None:
         self._settings, self._look = settings, look
 
     def collect(self) -> Iterator[Metric]:
         """All of them; the library calls this."""
-        overview = self._look()
-        status, hides = overview.status, self._settings.limits.dummy_traffic
         yield _gauge("dpagent_agent_build_info", "The version of dpagent.", 1, version=__version__)
-        yield _gauge("dpagent_agent_up", "Whether the agent runs.", overview.runs)
-        yield _gauge(
-            "dpagent_agent_connected", "Whether it is connected to its broker.",
-            overview.runs and status is not None and status.link is Link.CONNECTED,
-        )  # fmt: skip
-        yield _gauge(
-            "dpagent_agent_ledger_readable", "Whether its ledger can be read.", overview.problem is None
-        )
-        if status is not None and status.round is not None:
-            announced = status.round
-            yield _gauge(
-                "dpagent_agent_announced_round", "The round that the plan announces.", announced.round
-            )
-            yield _gauge("dpagent_agent_announced_rounds", "Rounds of the announced job.", announced.rounds)
-            yield _gauge(
-                "dpagent_agent_job_finished", "Whether the announced job is over.",
-                announced.doing is Doing.FINISHED,
-            )  # fmt: skip
-        yield from _budget(overview.accounts, hides=hides)
-        if not hides and overview.last_receipt_at is not None:
-            yield _gauge(
-                "dpagent_agent_last_receipt_timestamp_seconds", "When a fragment was last confirmed.",
-                overview.last_receipt_at,
-            )  # fmt: skip
-        if (ends_at := _end_of(self._settings.mqtt.cert_file)) is not None:
-            yield _gauge(
-                "dpagent_agent_certificate_end_timestamp_seconds",
-                "When the board's certificate ends.",
-                ends_at,
-            )
+        board = disclosed(self._settings, self._look())
+        for name, text, value in _figures(board):
+            if value is not None:
+                yield _gauge(f"dpagent_agent_{name}", text, value)
+        yield from _budget(board.accounts)
 
 
-def _budget(accounts: tuple[Account, ...], *, hides: bool) -> Iterator[Metric]:
-    figures: list[tuple[str, str, Callable[[Account], float]]] = [
-        ("budget", "ε for the device's life.", lambda each: each.epsilon_budget),
-    ]
-    if not hides:
-        figures += [
-            ("reserved", "ε that jobs have reserved.", lambda each: each.epsilon_reserved),
-            ("spent", "ε that rounds have spent.", lambda each: each.epsilon_spent),
-        ]
-    for name, text, figure in figures:
+def _figures(board: Disclosed) -> Iterator[tuple[str, str, float | None]]:
+    yield "up", "Whether the agent runs.", board.runs
+    yield "connected", "Whether it is connected to its broker.", board.is_connected
+    yield "ledger_readable", "Whether its ledger can be read.", board.is_ledger_readable
+    yield "announced_round", "The round that the plan announces.", board.round
+    yield "announced_rounds", "Rounds of the announced job.", board.rounds
+    yield "job_finished", "Whether the announced job is over.", board.is_job_over
+    yield "last_receipt_timestamp_seconds", "When a fragment was last confirmed.", board.last_receipt_at
+    yield (
+        "certificate_end_timestamp_seconds",
+        "When the board's certificate ends.",
+        board.certificate_ends_at,
+    )
+
+
+def _budget(accounts: tuple[DisclosedAccount, ...]) -> Iterator[Metric]:
+    for name, text in (
+        ("budget", "ε for the device's life."),
+        ("reserved", "ε that jobs have reserved."),
+        ("spent", "ε that rounds have spent."),
+    ):
         family = GaugeMetricFamily(f"dpagent_agent_epsilon_{name}", text, labels=("account",))
         for each in accounts:
-            value = figure(each)
-            family.add_metric((each.name,), value if math.isfinite(value) else math.inf)
-        yield family
-
-
-def _end_of(file: Path | None) -> float | None:
-    try:
-        data = None if file is None else file.read_bytes()
-        return None if data is None else x509.load_pem_x509_certificate(data).not_valid_after_utc.timestamp()
-    except (OSError, ValueError):
-        return None
+            value: float | None = getattr(each, name)
+            if value is not None:
+                family.add_metric((each.name,), value if math.isfinite(value) else math.inf)
+        if family.samples:
+            yield family
 
 
 def _gauge(name: str, text: str, value: float, **labels: str) -> Metric:

@@ -13,6 +13,7 @@ from agent.columns import account_name
 from agent.data_settings import DataSettings
 from agent.governor_settings import GovernorSettings
 from agent.heads import LedgerFiles, second_head_beside
+from agent.home_assistant_settings import HomeAssistantSettings
 from agent.limit_settings import LimitSettings
 from agent.profile import AUTO, Profile, is_profile_path
 from agent.serve_settings import ServeSettings
@@ -97,6 +98,7 @@ class AgentSettings(Settings):
     ledger: LedgerSettings = LedgerSettings()
     model: ModelFileSettings = ModelFileSettings()
     serve: ServeSettings = ServeSettings()
+    home_assistant: HomeAssistantSettings | None = None
     mqtt: MqttSettings = MqttSettings()
     enrolment: MembershipSettings | None = None
     profile: Annotated[str, Field(min_length=1)] = AUTO
@@ -179,6 +181,7 @@ def load_agent_settings(file: Path, overrides: Sequence[Override] = ()) -> Agent
                 update={"file": settings.model.file and resolve(settings.model.file, file)}
             ),
             "serve": settings.serve.resolved(file),
+            "home_assistant": settings.home_assistant and settings.home_assistant.resolved(file),
             "data": settings.data.model_copy(update={"path": resolve(settings.data.path, file)}),
             "mqtt": settings.mqtt.resolved(file),
             "enrolment": settings.enrolment

@@ -38,6 +38,7 @@ class _Root(CommandsByName):
         "run": "cli.run:run",
         "status": "cli.status:status",
         "metrics": "cli.metrics:metrics",
+        "home-assistant": "cli.home_assistant:home_assistant",
         "doctor": "cli.doctor:doctor",
         "diag": "cli.diag.command:diag",
         "health": "cli.health:health",

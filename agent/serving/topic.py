@@ -7,19 +7,17 @@ fleet is refused unless the owner says otherwise, and no request over a topic na
 from __future__ import annotations
 
 import logging
-import socket
 import threading
-from ipaddress import ip_address
 from types import TracebackType
 from typing import Final
 
+from agent.other_brokers import are_one
 from agent.serving.answers import Answers
 from agent.serving.lines import error_line
 from agent.settings import AgentSettings
 from dpagent.errors import BrokerError, ConfigurationError
 from dpagent.transport.events import Connected, Disconnected, Received
 from dpagent.transport.session import MqttSession, Subscription
-from dpagent.transport.settings import MqttSettings
 from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
@@ -35,7 +33,7 @@ def require_another_broker(settings: AgentSettings) -> None:
         ConfigurationError: it is the fleet's.
     """
     asked, fleet, serve = settings.serve.mqtt, settings.mqtt, settings.serve
-    if asked is None or not _are_one(asked, fleet):
+    if asked is None or not are_one(asked, fleet):
         return
     if serve.model == "personal":
         raise ConfigurationError(
@@ -114,24 +112,3 @@ class TopicServer:
                 f"The request has {counted(len(payload), 'byte')}; expected at most {self._longest:,}."
             )
         return self._answers.answer(payload, reads_files=False)
-
-
-def _are_one(asked: MqttSettings, fleet: MqttSettings) -> bool:
-    """Whether both are one broker. One on this board is known by its port; elsewhere, a broker mostly has
-    several (1883, 8883), and whoever runs one on a host may run the other."""
-    shared = _addresses(asked) & _addresses(fleet)
-    if not shared and asked.host.lower() != fleet.host.lower():
-        return False
-    is_here = bool(shared) and all(ip_address(address).is_loopback for address in shared)
-    return asked.port == fleet.port or not is_here
-
-
-def _addresses(broker: MqttSettings) -> set[str]:
-    """What the name of a broker stands for, as far as it is known now."""
-    try:
-        return {
-            str(entry[4][0])
-            for entry in socket.getaddrinfo(broker.host, broker.port, type=socket.SOCK_STREAM)
-        }
-    except OSError:
-        return set()

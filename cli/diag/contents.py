@@ -23,7 +23,9 @@ LEFT_OUT: Final = "(left out)"
 _PACKAGES: Final = ("cbor2", "cryptography", "paho-mqtt", "pillow", "pydantic", "pyyaml", "typer")
 """Besides those that compute."""
 _ACCOUNTS: Final = frozenset(
-    f"{section}.{key}" for section in ("mqtt", "serve.mqtt") for key in ("username", "client_id")
+    f"{section}.{key}"
+    for section in ("mqtt", "serve.mqtt", "home_assistant.mqtt")
+    for key in ("username", "client_id")
 )
 """By which a broker knows the board."""
 _COMMANDS: Final = frozenset({"governor.command", "model.command"})

@@ -132,7 +132,10 @@ def test_what_is_wrong_with_a_configuration_is_not_quoted(board: Path, tmp_path:
 
 TEXTS = {
     "coordinator_key", "enrolment.ca_file", "enrolment.url", "data.kind", "data.name", "data.classes",
-    "data.path", "fleet", "governor.command",
+    "data.path", "fleet", "governor.command", "home_assistant.discovery_prefix",
+    "home_assistant.mqtt.ca_file", "home_assistant.mqtt.cert_file", "home_assistant.mqtt.client_id",
+    "home_assistant.mqtt.key_file", "home_assistant.mqtt.password_file", "home_assistant.mqtt.topic_prefix",
+    "home_assistant.mqtt.url", "home_assistant.mqtt.username", "home_assistant.name",
     "governor.hours", "governor.thermal_zones", "ledger.second_head", "limits.methods", "limits.mixer_keys",
     "model.command", "model.file",
     "mqtt.ca_file", "mqtt.cert_file", "mqtt.client_id", "mqtt.key_file", "mqtt.password_file",
@@ -150,8 +153,9 @@ def test_each_setting_that_takes_a_text_is_known() -> None:
     declared = ("data.csv.", "data.images.", "data.cifar.")
     assert {key for key in found - TEXTS if not key.startswith(declared)} == set()
     assert found >= {"mqtt.username", "serve.mqtt.username", "governor.command", "profile"}
-    for key in ("mqtt.username", "serve.mqtt.username", "mqtt.client_id", "serve.mqtt.client_id"):
-        assert without_secrets(key, "me") == LEFT_OUT
+    for section in ("mqtt", "serve.mqtt", "home_assistant.mqtt"):
+        for key in ("username", "client_id"):
+            assert without_secrets(f"{section}.{key}", "me") == LEFT_OUT
 
 
 def _texts(schema: type[BaseModel], path: str = "") -> Iterator[str]:

@@ -1,0 +1,29 @@
+"""Whether another broker of the board's owner is the fleet's, by whatever name and port."""
+
+from __future__ import annotations
+
+import socket
+from ipaddress import ip_address
+
+from dpagent.transport.settings import MqttSettings
+
+
+def are_one(other: MqttSettings, fleet: MqttSettings) -> bool:
+    """Whether both are one broker. One on this board is known by its port; elsewhere, a broker mostly has
+    several (1883, 8883), and whoever runs one on a host may run the other."""
+    shared = _addresses(other) & _addresses(fleet)
+    if not shared and other.host.lower() != fleet.host.lower():
+        return False
+    is_here = bool(shared) and all(ip_address(address).is_loopback for address in shared)
+    return other.port == fleet.port or not is_here
+
+
+def _addresses(broker: MqttSettings) -> set[str]:
+    """What the name of a broker stands for, as far as it is known now."""
+    try:
+        return {
+            str(entry[4][0])
+            for entry in socket.getaddrinfo(broker.host, broker.port, type=socket.SOCK_STREAM)
+        }
+    except OSError:
+        return set()

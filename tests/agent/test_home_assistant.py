@@ -1,0 +1,186 @@
+"""A board in Home Assistant: what a real broker gets, and what it never does."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import Broker, BrokerFactory, wait_until
+from commands import dpagent
+from fleets import write_agent
+
+from agent.home_assistant import HomeAssistant, board_id
+from agent.overview import overview_of
+from agent.profile import open_profile
+from agent.sensors import Sensors
+from agent.settings import AgentSettings, load_agent_settings, on_board
+from agent.status import Doing, Link, RoundStatus, Status, StatusFile
+from coordinator.keys import load_signer
+from dpagent.clock import SystemClock
+from dpagent.errors import ConfigurationError, ExitCode
+from dpagent.transport.events import Connected, Received
+from dpagent.transport.session import MqttSession
+
+_TELLS_TOO_MUCH = re.compile(
+    r"temperature|memory|mib|disk|load|energy|slot|records|phase|held|train|model_at", re.IGNORECASE
+)
+FLEET_BROKER = {"url": "mqtts://broker.example:8883"}
+
+
+def board_file(tmp_path: Path, broker: Broker, **changes: Any) -> Path:
+    key = load_signer(tmp_path / "keys", "testers").public_key
+    own = {"mqtt": broker.values, "name": "attic", "every_s": 5.0}
+    values = {"mqtt": FLEET_BROKER, "home_assistant": own} | changes
+    return write_agent(tmp_path / "board", None, key, 1, **values)
+
+
+def settings_of(file: Path) -> AgentSettings:
+    loaded = load_agent_settings(file)
+    return on_board(loaded, open_profile(loaded.profile).profile)
+
+
+def note(settings: AgentSettings) -> None:
+    """What an agent in this process would say."""
+    announced = RoundStatus("ab" * 16, 3, 9, "dp-sgd", Doing.TRAIN, None, 2e9)
+    status = Status(Link.CONNECTED, "mqtt://here", "plans", announced, "the board is hot", 1.7e9)
+    StatusFile(settings.state_dir, SystemClock(), {}).note(status, is_last=True)
+
+
+@contextmanager
+def told(settings: AgentSettings) -> Iterator[None]:
+    stop, failures = threading.Event(), []
+
+    def run() -> None:
+        try:
+            HomeAssistant(settings, lambda: overview_of(settings, Sensors())).run(stop)
+        except BaseException as error:  # noqa: BLE001 - handed to the test's own thread
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(30)
+    assert failures == []
+
+
+def heard(session: MqttSession, found: dict[str, bytes]) -> dict[str, bytes]:
+    """What the broker has sent by now, by topic."""
+    while (event := session.next_event(0.05)) is not None:
+        if isinstance(event, Received):
+            found[event.topic] = event.payload
+    return found
+
+
+@pytest.fixture
+def broker(new_broker: BrokerFactory) -> Broker:
+    return new_broker("mosquitto").start()
+
+
+def test_home_assistant_finds_the_board_and_reads_its_values(tmp_path: Path, broker: Broker) -> None:
+    settings = settings_of(board_file(tmp_path, broker))
+    note(settings)
+    board = board_id(settings)
+    with broker.session("home", "homeassistant/#", f"dpagent/{board}/status") as home:
+        found: dict[str, bytes] = {}
+        with told(settings):
+            wait_until(lambda: f"dpagent/{board}/status" in heard(home, found), "the values")
+    values = json.loads(found.pop(f"dpagent/{board}/status"))
+    shown = {}
+    for topic, message in found.items():
+        if not message:
+            continue
+        prefix, component, node, key, last = topic.split("/")
+        assert (prefix, node, last) == ("homeassistant", board, "config")
+        config = json.loads(message)
+        assert config["state_topic"] == f"dpagent/{board}/status"
+        assert (config["device"]["name"], config["expire_after"]) == ("attic", 15)
+        (name,) = re.findall(r"^\{\{ value_json\.(\w+) \}\}$", config["value_template"])
+        assert name == key
+        shown[key] = (component, values[name])
+    assert set(values) == set(shown)
+    assert shown["running"] == ("binary_sensor", "ON")
+    assert shown["connected"] == ("binary_sensor", "ON")
+    assert shown["round"] == ("sensor", 3)
+    assert shown["account_0_spent"] == ("sensor", 0.0)
+    assert shown["receipt"] == ("sensor", "2023-11-14T22:13:20Z")
+    everything = b"".join(found.values()).decode() + json.dumps(values)
+    assert _TELLS_TOO_MUCH.findall(everything) == []
+    for secret in ("testers", "hot", "abab", "broker.example", str(tmp_path)):
+        assert secret not in everything, "nothing of the fleet, its job or the board's places"
+
+
+def test_with_dummy_traffic_they_hide_which_rounds_it_takes_part_in(tmp_path: Path, broker: Broker) -> None:
+    """What was announced before the owner switched it on is taken back."""
+    file = board_file(tmp_path, broker)
+    settings = settings_of(file)
+    note(settings)
+    board = board_id(settings)
+    with told(settings), broker.session("before", f"homeassistant/sensor/{board}/receipt/config") as home:
+        wait_until(lambda: any(heard(home, {}).values()), "the entity")
+    file.write_text(file.read_text().replace("limits:", "limits:\n  dummy_traffic: true"))
+    hiding = settings_of(file)
+    assert hiding.limits.dummy_traffic
+    with broker.session("home", "homeassistant/#", f"dpagent/{board}/status") as home:
+        found: dict[str, bytes] = {}
+        with told(hiding):
+            wait_until(lambda: f"dpagent/{board}/status" in heard(home, found), "the values")
+            wait_until(
+                lambda: heard(home, found)[f"homeassistant/sensor/{board}/receipt/config"] == b"", "no entity"
+            )
+    values = json.loads(found[f"dpagent/{board}/status"])
+    assert [key for key in values if re.search("spent|reserved|receipt", key)] == []
+
+
+def test_a_board_is_forgotten_on_request(tmp_path: Path, broker: Broker) -> None:
+    file = board_file(tmp_path, broker)
+    settings = settings_of(file)
+    board = board_id(settings)
+    with told(settings), broker.session("home", f"dpagent/{board}/status") as home:
+        wait_until(lambda: heard(home, {}), "the values")
+    result = dpagent("home-assistant", "--config", file, "--remove")
+    assert (result.returncode, "forgets this board" in result.stdout) == (0, True), result.stderr
+    with broker.session("later", "homeassistant/#", "end") as home:
+        wait_until(lambda: isinstance(home.next_event(0.1), Connected), "a connection")
+        wait_until(lambda: home.publish("end", b"end") is not None, "room")
+        found: dict[str, bytes] = {}
+        wait_until(lambda: "end" in heard(home, found), "the end")
+    assert set(found) == {"end"}
+
+
+def test_the_fleets_broker_is_refused_by_whatever_name(tmp_path: Path, broker: Broker) -> None:
+    port = broker.values["url"].rpartition(":")[2]
+    for fleet in (broker.values["url"], f"mqtt://localhost:{port}"):
+        file = board_file(tmp_path, broker, mqtt={**broker.values, "url": fleet})
+        result = dpagent("home-assistant", "--config", file)
+        assert result.returncode == ExitCode.CONFIGURATION
+        assert "the broker of the fleet" in result.stderr
+    elsewhere = {"mqtt": {"url": "mqtt://broker.example:1883"}}
+    settings = settings_of(board_file(tmp_path, broker, home_assistant=elsewhere))
+    with pytest.raises(ConfigurationError, match="or one on its host"):
+        HomeAssistant(settings, lambda: overview_of(settings, Sensors()))
+
+
+def test_without_a_broker_it_says_what_is_missing(tmp_path: Path, broker: Broker) -> None:
+    result = dpagent("home-assistant", "--config", board_file(tmp_path, broker, home_assistant=None))
+    assert (result.returncode, "home_assistant.mqtt.url" in result.stderr) == (ExitCode.CONFIGURATION, True)
+    file = board_file(tmp_path, broker)
+    file.write_text(file.read_text().replace("name: attic", "discovery_prefix: dpagent/v1/testers"))
+    result = dpagent("home-assistant", "--config", file)
+    assert (result.returncode, "discovery_prefix" in result.stderr) == (ExitCode.CONFIGURATION, True)
+
+
+def test_the_boards_id_there_is_its_own_and_stays(tmp_path: Path, broker: Broker) -> None:
+    file = board_file(tmp_path, broker)
+    first, again = board_id(settings_of(file)), board_id(settings_of(file))
+    assert first == again
+    other = settings_of(file).model_copy(update={"fleet": "another"})
+    assert board_id(other) != first
