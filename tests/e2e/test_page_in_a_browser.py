@@ -7,13 +7,30 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from brokers import BrokerFactory, reserved_port, wait_until
 from browsers import SIZES, Window, axe_script, chromium
-from fleets import Program, digits, run_agent, run_coordinator, write_agent, write_job, write_shared
+from fleets import (
+    DIGITS,
+    Program,
+    digits,
+    run_agent,
+    run_coordinator,
+    write_agent,
+    write_fleet,
+    write_job,
+    write_shared,
+)
+from page_servers import PageServer
+from postgresql import Postgresql, new_place
+from stores import begin, open_store
 
 from coordinator.keys import load_signer
-from coordinator.settings import load_coordinator_settings
+from coordinator.model_state import ModelState
+from coordinator.planning import new_job
+from coordinator.settings import load_coordinator_settings, load_fleet_settings
+from coordinator.shared_store import Workers
 from dpagent.learning.data.formats.npz import save_npz
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -222,3 +239,30 @@ def test_a_holder_of_a_token_signs_in(tmp_path: Path, new_broker: BrokerFactory,
                 require_fine(window, f"0-viewer-{size}")
                 window.page.locator("#logout").click()
                 window.page.locator("#token").wait_for()
+
+
+def test_workers_are_shown_to_everybody_who_looks(tmp_path: Path, postgresql: Postgresql, axe: str) -> None:
+    place = new_place(postgresql)
+    store = {"url": place.url, "password_file": str(postgresql.password_file)}
+    settings = load_fleet_settings(write_fleet(tmp_path / "fleet", None, store=store))
+    model = ModelState(
+        np.zeros(DIGITS.parameter_count, np.float32), np.zeros((1, DIGITS.parameter_count)), 1.0, ()
+    )
+    kept = open_store(place, new_job(settings), settings.job().stored())
+    begin(kept, model)
+    kept.start_round(1, 10.0, 70.0)
+    workers = Workers(kept.database)
+    numbers = [workers.register(f"counting-{number}", "1.0") for number in (1, 2)]
+    with PageServer(settings, tmp_path / "fleet") as server, chromium(axe) as opened:
+        for size in SIZES:
+            window = opened(size)
+            window.page.goto(f"http://{server.host}/")
+            window.page.locator("#workers").get_by_text("counting-2").wait_for()
+            require_fine(window, f"9-workers-{size}")
+        page = window.page
+        assert page.locator("#workers .chip.running").count() == 2
+        for number in numbers:
+            workers.end(number)
+        page.locator("#banners").get_by_text("No worker counts fragments").wait_for()
+        require_fine(window, "9-no-worker")
+    kept.database.close()

@@ -34,7 +34,8 @@ MONITORING = Path(__file__).parents[2] / "packaging" / "monitoring"
 _NAME = re.compile(r"\bdpagent_[a-z_]+\b")
 _LABELS = {"dpagent_job"}
 _SELDOM = {"dpagent_certificate_end_timestamp_seconds", "dpagent_agent_certificate_end_timestamp_seconds",
-           "dpagent_round_members_taking_part", "dpagent_workers"}  # fmt: skip
+           "dpagent_round_members_taking_part", "dpagent_workers",
+           "dpagent_worker_fragments_total"}  # fmt: skip
 """Where there are certificates, members, or workers."""
 
 

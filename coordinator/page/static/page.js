@@ -443,7 +443,7 @@ function workers() {
       made("td", {}, each.counts ? "now" : `${lasting(each.seen_s)} ago`),
       made("td", {}, lasting(each.began_s)),
       made("td", { class: "words" }, each.version)));
-    return made("div", { class: "card" }, scrollable("scroll-workers", "Workers",
+    return made("div", { class: "card" }, scrollable("scroll-workers", "Table of workers",
       table("Workers, the last seen first", [["Worker", true], ["State", true], ["Fragments counted"], ["Last seen"], ["Since its start"], ["Version", true]], rows)));
   });
 }
