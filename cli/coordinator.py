@@ -71,9 +71,10 @@ def run(
     """
     start_logging(log_level, log_format, "coordinator")
     stop = StopSignals()
-    from dpagent.extras import extra_needed
+    from dpagent.extras import extra_needed, require_package
 
     with extra_needed("coordinator", "The coordinator"):
+        require_package("onnx")
         from coordinator.daemon import Coordinator
 
     settings = coordinator_settings(config, options)

@@ -10,8 +10,7 @@ import numpy as np
 
 from coordinator.model_making import Request, TrainingGraph, Unfilled
 from dpagent.errors import DpagentError
-from dpagent.learning.inference.export.model import export_onnx
-from dpagent.learning.training.onnx_graph.build import build_training_graph
+from dpagent.extras import extra_needed
 
 
 def made(request: Request) -> bytes:
@@ -20,6 +19,10 @@ def made(request: Request) -> bytes:
     Raises:
         DpagentError: it cannot be made; the text gives the reason.
     """
+    with extra_needed("coordinator", "The program that makes a model's files"):
+        from dpagent.learning.inference.export.model import export_onnx
+        from dpagent.learning.training.onnx_graph.build import build_training_graph
+
     match request:
         case TrainingGraph(spec, views, per_layer):
             return build_training_graph(spec, views=views, per_layer=per_layer)

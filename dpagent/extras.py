@@ -6,6 +6,7 @@ the installation gives the program's source (PEP 610, ``direct_url.json``).
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shlex
 import sys
@@ -45,6 +46,16 @@ def extra_needed(extra: Extra, purpose: str) -> Iterator[None]:
             f"{purpose} needs the Python package {package!r}, which cannot be imported. Install the extra "
             f"{extra!r}: {install_command(extra)}"
         ) from error
+
+
+def require_package(name: str) -> None:
+    """See that a package is there, without loading it: another program will.
+
+    Raises:
+        ModuleNotFoundError: it is not.
+    """
+    if importlib.util.find_spec(name) is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def install_command(extra: Extra) -> str:
