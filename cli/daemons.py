@@ -12,9 +12,10 @@ from typing import Annotated, Final, TypeVar
 
 import typer
 
+from cli.journal import JournalHandler, writes_to_journal
 from dpagent.errors import DatabaseAwayError, ExitCode, FleetLedError, NotReadyError
 from dpagent.service_manager import ServiceManager
-from dpagent.structured_log import JsonFormatter
+from dpagent.structured_log import IsPrivate, JsonFormatter
 
 log = logging.getLogger(__name__)
 
@@ -44,24 +45,26 @@ LogFormatOption = Annotated[
 
 
 def start_logging(
-    level: LogLevel, shape: LogFormat, program: str, formatter: logging.Formatter | None = None
-) -> None:
-    """Log to standard error, for systemd and the demo.
+    level: LogLevel, shape: LogFormat, program: str,
+    formatter: logging.Formatter | None = None, is_private: IsPrivate | None = None,
+) -> None:  # fmt: skip
+    """Log to standard error, for whoever started the daemon; where that is the journal, with fields.
 
     Args:
         level: the least one that is logged.
         shape: of the lines.
         program: that logs, in the words of :mod:`dpagent.structured_log`.
-        formatter: of the lines, if the daemon has its own.
+        formatter: of lines of text, if the daemon has its own.
+        is_private: of a record, whether its line is for the board's owner alone.
     """
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
-    )
-    if shape is LogFormat.JSON and formatter is None:
-        formatter = JsonFormatter(program)
-    if formatter is not None:
-        for handler in logging.getLogger().handlers:
-            handler.setFormatter(formatter)
+    handler = JournalHandler(program, is_private) if writes_to_journal() else logging.StreamHandler()
+    if shape is LogFormat.JSON:
+        handler.setFormatter(JsonFormatter(program, is_private))
+    else:
+        handler.setFormatter(
+            formatter or logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%S")
+        )
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 class StopSignals:

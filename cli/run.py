@@ -7,7 +7,6 @@ import typer
 from agent.marked_log import MarkedFormatter, is_private
 from cli.configurations import AgentConfig, SetOptions, agent_settings
 from cli.daemons import LogFormat, LogFormatOption, LogLevel, LogLevelOption, StopSignals, start_logging
-from dpagent.structured_log import JsonFormatter
 
 
 def run(
@@ -22,9 +21,7 @@ def run(
     ledger and publishes noisy fragments. All durable state is in its state directory;
     after a crash, start it again and it continues. `dpagent budget init` begins its ledger, once.
     """
-    is_json = log_format is LogFormat.JSON
-    formatter = JsonFormatter("agent", is_private) if is_json else MarkedFormatter()
-    start_logging(log_level, log_format, "agent", formatter)
+    start_logging(log_level, log_format, "agent", MarkedFormatter(), is_private)
     stop = StopSignals()
     from agent.daemon import Agent
 

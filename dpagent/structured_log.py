@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final, TypeAlias, TypedDict, Unpack
 
 COMMON: Final = {
     "at": "time, UTC, in seconds",
@@ -98,6 +98,9 @@ class Fields(TypedDict, total=False):
 
 _ATTRIBUTE: Final = "fields"
 
+IsPrivate: TypeAlias = Callable[[logging.LogRecord], bool]
+"""Of a record of the log, whether its line is for the board's owner alone."""
+
 
 def about(**fields: Unpack[Fields]) -> dict[str, Any]:
     """As ``extra`` of a log call: what its line is about.
@@ -108,6 +111,12 @@ def about(**fields: Unpack[Fields]) -> dict[str, Any]:
     return {_ATTRIBUTE: fields}
 
 
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """What a line is about, by the keys of :class:`Fields`."""
+    found: dict[str, Any] = getattr(record, _ATTRIBUTE, {})
+    return found
+
+
 class JsonFormatter(logging.Formatter):
     """A line of JSON for each record.
 
@@ -116,7 +125,7 @@ class JsonFormatter(logging.Formatter):
         is_private: of a record, whether its line is for the board's owner alone.
     """
 
-    def __init__(self, program: str, is_private: Callable[[logging.LogRecord], bool] | None = None) -> None:
+    def __init__(self, program: str, is_private: IsPrivate | None = None) -> None:
         super().__init__()
         self._program, self._is_private = program, is_private
 
@@ -131,7 +140,7 @@ class JsonFormatter(logging.Formatter):
         }
         if self._is_private is not None and self._is_private(record):
             values["private"] = True
-        values |= getattr(record, _ATTRIBUTE, {})
+        values |= fields_of(record)
         if record.exc_info:
             values["trace"] = self.formatException(record.exc_info)
         return json.dumps(values)  # In ASCII: no text from outside has a character that ends a line.
