@@ -12,8 +12,8 @@ The bytes that a round writes are what the kernel was given for the disk (``writ
 what is noted of each, and what goes from the database's log into it included: so the job has 60 rounds. The
 coordinator of 100 devices is that of `swarm_rounds`.
 
-Programs find the bytecode of all that they load, as those of the Debian package do. Without it, each start
-takes 5 MiB more and 0.5 s longer.
+Programs find the bytecode of all that they load, as those of the Debian package do. Without it, importing
+`agent.daemon` takes 5 MiB more, and twice the time.
 
 Limits: a PC, not a board: without onnxruntime, or with another microbatch, memory differs. The start is from
 that of the process to the broker's acceptance, median of 3, with records that are decoded already.
