@@ -126,12 +126,13 @@ def _parsed(
             f"{source} has more than {_MOST_CHARACTERS:,} characters; expected a short YAML file."
         )
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        loader = _Loader(text)
+        node = loader.get_single_node()
         if (number := _line_of_itself(node, (), set())) is not None:
             raise ConfigurationError(f"{at(source, number)}: a value contains itself.")
         if _size(node, {}) > _MOST_CHARACTERS:
             raise ConfigurationError(f"{source}: aliases expand to too many values; write them out.")
-        values = yaml.load(text, Loader=_Loader)  # a SafeLoader: plain values only
+        values = None if node is None else loader.construct_document(node)  # of a SafeLoader: plain values
     except RecursionError as error:
         raise ConfigurationError(f"{source}: maps or lists are nested too deeply.") from error
     except (yaml.YAMLError, ValueError) as error:
