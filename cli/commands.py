@@ -3,6 +3,7 @@ words, whatever library reads the command line."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, ClassVar
@@ -61,17 +62,23 @@ class CommandsByName(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a name, or None."""
         if cmd_name not in self.commands and cmd_name in self.places:
-            module, _, attribute = self.places[cmd_name].partition(":")
-            found = getattr(import_module(module), attribute)
-            if isinstance(found, typer.Typer):
-                command: Any = typer.main.get_group(found)
-            else:
-                alone = Commands(add_completion=False)
-                alone.command()(found)
-                command = typer.main.get_command(alone)
-            command.name = cmd_name
-            self.commands[cmd_name] = command
+            self.commands[cmd_name] = _command_at(self.places[cmd_name], cmd_name)
         return self.commands.get(cmd_name)
+
+
+@functools.cache
+def _command_at(place: str, name: str) -> Any:
+    """The command of a place, made once: the parameters of a group take longer than many commands."""
+    module, _, attribute = place.partition(":")
+    found = getattr(import_module(module), attribute)
+    if isinstance(found, typer.Typer):
+        command: Any = typer.main.get_group(found)
+    else:
+        alone = Commands(add_completion=False)
+        alone.command()(found)
+        command = typer.main.get_command(alone)
+    command.name = name
+    return command
 
 
 def _shown(error: typer.BadParameter) -> str:
