@@ -7,7 +7,7 @@ BOARD_PYTHON ?= 3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Bytecode is written, whatever the environment says: the tests start hundreds of programs.
+# Bytecode is written, whatever the environment says: four workers import all that the tests need.
 export PYTHONDONTWRITEBYTECODE :=
 
 # Two workers more than cores, since many tests wait; each with its own broker; heavy tests start first.
@@ -31,8 +31,9 @@ test: $(VENV)/dev ## Lint, and run every test that is not marked slow, side by s
 tests: $(VENV)/dev
 	$(PYTEST) $(ARGS)
 
+# Each program is executed, where `make test` forks it: see Starts in docs/testing.md.
 test-slow: $(VENV)/dev ## The slow tests too (half an hour more, on two cores)
-	$(PYTEST) -m "not brokers" $(ARGS)
+	$(PYTEST) -m "not brokers" --executed $(ARGS)
 
 test-brokers: $(VENV)/dev ## Whole fleets on each broker that is installed: Mosquitto, RabbitMQ, NATS, amqtt (docs/brokers.md)
 	$(BIN)/python -m pytest -m "brokers or not brokers" tests/conformance $(ARGS)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 # Read when numpy is first imported. Several processes share the cores: each has one thread.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import hypothesis
+import launching.starts
 import pytest
 from brokers import Broker, BrokerFactory, Software
 from hypothesis import HealthCheck, Phase
@@ -32,6 +34,48 @@ hypothesis.settings.register_profile(
     "mutation", derandomize=True, deadline=None, database=None, phases=[Phase.explicit, Phase.generate]
 )
 hypothesis.settings.load_profile("suite")
+
+
+SERVER_OF_FORKS = pytest.StashKey[launching.starts.Server]()
+"""Of the process that hands tests to workers."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Start programs by forks of one process for all workers."""
+    if getattr(config.option, "executed", False):
+        return
+    if hasattr(config, "workerinput"):
+        launching.starts.use(config.workerinput["server_of_forks"])
+    elif not config.getoption("numprocesses", None):
+        launching.starts.use(None)
+    else:
+        config.stash[SERVER_OF_FORKS] = launching.starts.Server()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker where it is."""
+    if (server := node.config.stash.get(SERVER_OF_FORKS, None)) is not None:
+        node.workerinput["server_of_forks"] = server.address
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End it, and what it has forked."""
+    launching.starts.close()
+    if (server := config.stash.get(SERVER_OF_FORKS, None)) is not None:
+        server.close()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the tests' own."""
+    parser.addoption("--executed", action="store_true", help="start every program anew, and fork none")
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs are started anew: for a test of a start, of memory, or of who is whose parent."""
+    monkeypatch.setenv(launching.starts.EXECUTED, "1")
 
 
 HEAVY_FOLDERS = {"accounting", "e2e", "examples", "noise", "simulation", "training", "transport"}

@@ -55,6 +55,8 @@ from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.weights import weights_to_bytes
 
+pytestmark = pytest.mark.usefixtures("executed")
+
 SHAPE, VIEWS, MOST = (96, 96, 3), 64, 110
 MODEL = {
     "name": "few", "input_shape": list(SHAPE), "classes": 2,

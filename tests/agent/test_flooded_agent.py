@@ -16,6 +16,8 @@ from floods import PATIENCE_S, publish_all, resident_kib, stopped
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.topics import Topics
 
+pytestmark = pytest.mark.usefixtures("executed")
+
 MESSAGES, BYTES = 3_000, 50_000
 MOST_GROWTH_KIB = 50 * 1024
 """The flood has 143 MiB; a window of it has 12."""

@@ -92,6 +92,7 @@ def test_a_round_that_the_board_cannot_run_is_refused_in_words(worker: Worker) -
     assert worker.prepare(order()).result(PATIENCE_S).longest_s > 0, "the next is"
 
 
+@pytest.mark.usefixtures("executed")
 def test_a_preparation_says_what_it_computed_however_it_ends(tmp_path: Path) -> None:
     """The rest that follows one that leads to no charge counts in it."""
     worker = made(tmp_path, engine="auto")

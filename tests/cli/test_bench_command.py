@@ -147,6 +147,7 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.skipif(
     not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="no /proc/…/children"
 )
+@pytest.mark.usefixtures("executed")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_whatever_ends_it_no_child_is_left(number: signal.Signals) -> None:
     process = subprocess.Popen(

@@ -154,6 +154,7 @@ def members(group: int) -> set[int]:
         (signal.SIGKILL, -signal.SIGKILL),
     ],
 )
+@pytest.mark.usefixtures("executed")
 def test_an_agent_that_is_stopped_while_it_decodes_leaves_no_process_behind(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

@@ -61,6 +61,7 @@ def test_the_demo_runs_no_more_agents_than_programs(tmp_path: Path) -> None:
     assert "dpagent simulate" in ended.stderr
 
 
+@pytest.mark.usefixtures("executed")
 @pytest.mark.slow
 def test_a_killed_simulation_leaves_no_process_and_goes_on(tmp_path: Path) -> None:
     def words(state: Path) -> list[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import random
 import signal
 import subprocess
@@ -23,6 +21,7 @@ from children import PATIENCE_S
 from crash.checker import Checker, Places
 from cryptography.hazmat.primitives.asymmetric import ec
 from fleets import DIGITS, write_agent, write_fleet, write_shared
+from launching.starts import Popen
 from members import certified, new_authority, written
 from mixers import key_of, write_mixer
 from observers import Observer
@@ -34,7 +33,6 @@ from coordinator.keys import load_opener, load_signer
 from coordinator.settings import load_fleet_settings
 from dpagent.faults import FaultPoint
 
-HERE: Final = Path(__file__).parent
 COORDINATOR: Final = "coordinator"
 DEVICES: Final = ("device-0", "device-1")
 BYSTANDER: Final = "device-2"
@@ -118,70 +116,52 @@ class Fault(NamedTuple):
 
 
 class Launcher:
-    """Starts programs in processes of their own; see ``launcher.py``."""
+    """Starts programs that kill themselves, as forks (:mod:`launching`)."""
 
     def __init__(self) -> None:
-        # -I: not from the tests' folders, some of which are called like the packages.
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", HERE / "launcher.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # as the programs set it themselves
-        )  # fmt: skip
-        assert self._process.stdout is not None
-        self._output = self._process.stdout.fileno()
-        self._waiting = b""
-        self.pids: dict[str, int] = {}
+        self._running: dict[str, Popen] = {}
         self._ended: list[tuple[str, int]] = []
-        self._asked = self._started = 0
-        assert self._process.stdout.readline()
-        os.set_blocking(self._output, False)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Processes of the programs that run."""
+        self._take_ends()
+        return {name: process.pid for name, process in self._running.items()}
 
     def start(self, name: str, arguments: list[str], log: Path, fault: Fault | None) -> None:
-        point, times, delay_s = fault or (None, 1, 0.0)
-        start = {
-            "name": name, "arguments": arguments, "log": str(log), "point": point, "times": times,
-            "delay_s": delay_s,
-        }  # fmt: skip
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(start).encode() + b"\n")
-        self._process.stdin.flush()
-        self._asked += 1
-        # It may have ended already.
-        wait_until(lambda: self._take() or self._started == self._asked, f"the start of {name}")
+        with log.open("ab") as stream:
+            self._running[name] = Popen(
+                [sys.executable, "-P", "-m", "cli.main", *arguments], stdin=subprocess.DEVNULL, stdout=stream,
+                stderr=stream, start_new_session=True, is_under_fire=True,
+                fault=None if fault is None else fault._asdict(),
+            )  # fmt: skip
 
     def runs(self, name: str) -> bool:
-        self._take()
-        return name in self.pids
+        self._take_ends()
+        return name in self._running
 
     def send(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a program, which may have ended in this moment."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pids[name], number)
+        self._running[name].send_signal(number)
 
     def ended(self) -> list[tuple[str, int]]:
-        """Names and exit codes of programs that have ended; each once."""
-        self._take()
+        """Names and exit codes of programs that have ended; each once. Negative codes are signals."""
+        self._take_ends()
         ended, self._ended = self._ended, []
         return ended
 
-    def _take(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._output, 65_536):
-                *lines, self._waiting = (self._waiting + data).split(b"\n")
-                for message in map(json.loads, lines):
-                    if "code" in message:
-                        del self.pids[message["name"]]
-                        self._ended.append((message["name"], message["code"]))
-                    else:
-                        self.pids[message["name"]] = message["pid"]
-                        self._started += 1
-        assert self._process.poll() is None, "the launcher has ended"
+    def _take_ends(self) -> None:
+        for name, process in [*self._running.items()]:
+            if (code := process.poll()) is not None:
+                del self._running[name]
+                self._ended.append((name, code))
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(PATIENCE_S)
-        self._process.stdout.close()
+        """End all that still run."""
+        for process in self._running.values():
+            process.kill()
+            process.wait(PATIENCE_S)
+        self._running.clear()
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from crash.fleet_under_fire import (
     RandomKills,
     launcher,
 )
+from launching import starts
 
 from benchmarks.postgresql_server import PostgresqlServer
 
@@ -46,7 +47,8 @@ def main() -> int:
     kills: Counter[str] = Counter()
     jobs = broken = 0
     print(f"seed {options.seed}", flush=True)
-    with launcher() as programs, ExitStack() as servers:
+    with ExitStack() as servers, launcher() as programs:
+        servers.callback(starts.close)
         postgresql = None
         if options.shared:
             postgresql = servers.enter_context(PostgresqlServer(durable=False))

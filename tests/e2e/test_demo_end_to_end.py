@@ -317,6 +317,7 @@ def test_reports_go_through_a_mixer_over_the_embedded_broker(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("executed")
 def test_sigkilled_demo_takes_its_programs_with_it(
     tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
 ) -> None:

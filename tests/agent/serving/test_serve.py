@@ -300,6 +300,7 @@ def test_a_request_that_takes_too_long_is_given_up_alone(
     assert program.is_running()
 
 
+@pytest.mark.usefixtures("executed")
 def test_a_process_that_ends_is_started_again(
     tmp_path: Path, serve: Serve, clients: Callable[[], Client]
 ) -> None:

@@ -1,0 +1,120 @@
+"""A program that is forked does what one that is executed does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import launching.starts
+import pytest
+from commands import command_line
+
+Result = subprocess.CompletedProcess[bytes]
+
+
+@pytest.fixture(autouse=True)
+def _forking(pytestconfig: pytest.Config) -> None:
+    if pytestconfig.getoption("executed"):
+        pytest.skip("nothing is forked")
+
+
+@pytest.fixture(params=["forked", "executed"])
+def how(request: pytest.FixtureRequest) -> str:
+    """How programs are started."""
+    if request.param == "executed":
+        request.getfixturevalue("executed")
+    return str(request.param)
+
+
+@pytest.fixture
+def waiting(how: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts programs that wait for their order on standard input."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(**options: Any) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "agent.decoding"], stdin=subprocess.PIPE, cwd=tmp_path, **options
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def ran(*words: str, **options: Any) -> Result:
+    return subprocess.run(command_line(*words), capture_output=True, timeout=60, check=False, **options)
+
+
+def test_codes_and_streams_are_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cases = (
+        ["--version"],
+        ["--nothing"],
+        ["methods"],
+        ["run", "--config", "ε/agent.yaml"],
+        ["budget", "show"],
+    )
+    forked = [ran(*words, cwd=tmp_path, env=os.environ | {"COLUMNS": "60"}) for words in cases]
+    monkeypatch.setenv(launching.starts.EXECUTED, "1")
+    for words, fork in zip(cases, forked, strict=True):
+        executed = ran(*words, cwd=tmp_path, env=os.environ | {"COLUMNS": "60"})
+        lines = [
+            [line.partition(b"INFO")[2] or line for line in each.stderr.splitlines()]
+            for each in (fork, executed)
+        ]
+        assert (fork.returncode, fork.stdout, lines[0]) == (executed.returncode, executed.stdout, lines[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_that_ends_a_program_is_its_code(
+    waiting: Callable[..., subprocess.Popen[bytes]], number: signal.Signals
+) -> None:
+    process = waiting()
+    assert process.poll() is None
+    process.send_signal(number)
+    assert process.wait(60) == -number
+    assert process.poll() == -number
+
+
+def test_descriptors_session_and_directory_are_those_that_were_asked_for(
+    waiting: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    reading, writing = os.pipe()
+    # Whatever numbers the server has at that moment, some of these are among them.
+    given = [writing, *(os.dup(writing) for _ in range(12))]
+    try:
+        process = waiting(pass_fds=given, start_new_session=True)
+        place = Path(f"/proc/{process.pid}")
+        assert b"agent.decoding" in (place / "cmdline").read_bytes()
+        assert (place / "cwd").readlink() == tmp_path.resolve()
+        found = {int(each.name): each.readlink() for each in (place / "fd").iterdir()}
+        assert {found[each] for each in given} == {Path(f"/proc/self/fd/{writing}").readlink()}
+        assert reading not in found
+        assert os.getsid(process.pid) == process.pid
+    finally:
+        for each in (reading, *given):
+            os.close(each)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"env": {**os.environ, "LC_ALL": "C"}},
+        {"env": {**os.environ, "PYTHONPATH": "/elsewhere"}},
+        {"user": os.getuid()},
+    ],
+)
+def test_what_only_a_start_reads_is_executed(changes: dict[str, Any]) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "cli.main", "--version"], stdout=subprocess.PIPE, **changes
+    )
+    process.communicate(timeout=60)
+    assert isinstance(process, launching.starts.Popen)
+    assert not process.is_fork
