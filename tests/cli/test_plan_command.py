@@ -28,11 +28,11 @@ KINDS = ["uniform", "incrementing", "linear"]
 
 @pytest.mark.heavy
 def test_json_meets_the_target_by_an_independent_accountant() -> None:
-    plan = plan_json("--epsilon", "2", "--rounds", "30", "--sampling-rate", "0.1")
+    plan = plan_json("--epsilon", "2", "--rounds", "10", "--sampling-rate", "0.1")
     assert (plan["delta"], plan["sampling_rate"]) == (1e-5, 0.1)
     assert [entry["schedule"]["kind"] for entry in plan["schedules"]] == KINDS
     for entry in plan["schedules"]:
-        assert len(entry["noise_multipliers"]) == len(entry["epsilon"]) == 30
+        assert len(entry["noise_multipliers"]) == len(entry["epsilon"]) == 10
         assert entry["epsilon"] == sorted(entry["epsilon"])
         accountant = PLDAccountant(value_discretization_interval=1e-3)
         for noise in entry["noise_multipliers"]:
@@ -140,7 +140,7 @@ def test_json_to_a_missing_directory_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_page_shows_schedules_side_by_side_and_the_rounds_beside_uniform() -> None:
-    arguments = ("--devices", "200", "--epsilon", "3", "--rounds", "150", "--schedule", "incrementing")
+    arguments = ("--devices", "200", "--epsilon", "3", "--rounds", "60", "--schedule", "incrementing")
     page, plan = dpagent("plan", *arguments).stdout, plan_json(*arguments)
     first = " ".join(page.splitlines()[:2])
     for word in ("ε = 3", "δ = 1e-5", "record-level", "add-or-remove-one", "trusted party: none"):
@@ -150,7 +150,7 @@ def test_page_shows_schedules_side_by_side_and_the_rounds_beside_uniform() -> No
     assert [row[0] for row in rows[:3]] == ["uniform", "incrementing*", "linear"]
     for row, entry in zip(rows, plan["schedules"], strict=False):
         sigmas, mean = entry["noise_multipliers"], entry["mean_noise_clip_norms"]
-        spent = [entry["epsilon"][number - 1] for number in (38, 75, 150)]
+        spent = [entry["epsilon"][number - 1] for number in (15, 30, 60)]
         assert [float(cell) for cell in row[1:]] == pytest.approx(
             [
                 *(sigmas[0], sigmas[-1]),
@@ -165,7 +165,7 @@ def test_page_shows_schedules_side_by_side_and_the_rounds_beside_uniform() -> No
     rows = rows_under(page, "round", "σ")
     numbers = [int(row[0]) for row in rows]
     assert len(numbers) == 12
-    assert (numbers[0], numbers[-1]) == (1, 150)
+    assert (numbers[0], numbers[-1]) == (1, 60)
     incrementing, uniform = ([float(row[column]) for row in rows] for column in (1, 4))
     assert incrementing == sorted(incrementing, reverse=True)
     assert len(set(uniform)) == 1
@@ -182,7 +182,7 @@ def test_all_rounds_are_shown_on_demand_and_uniform_not_twice() -> None:
 
 
 def test_lines_fit_80_columns() -> None:
-    page = dpagent("plan", "--devices", "200", "--epsilon", "3", "--rounds", "1000", COLUMNS="80").stdout
+    page = dpagent("plan", "--devices", "200", "--epsilon", "3", "--rounds", "100", COLUMNS="80").stdout
     assert max(map(len, page.splitlines())) <= 80
     assert "noise multiplier σ by round" in page
 
@@ -230,7 +230,7 @@ def test_a_reader_that_leaves_is_no_error(arguments: list[str]) -> None:
 
 
 def test_explanation_states_the_guarantee_with_the_plans_numbers() -> None:
-    result = dpagent("plan", "--epsilon", "3", "--rounds", "150", "--devices", "200", "--explain")
+    result = dpagent("plan", "--epsilon", "3", "--rounds", "60", "--devices", "200", "--explain")
     assert result.returncode == 0, result.stderr
     words = " ".join(result.stdout.split())
     for expected in (
@@ -251,7 +251,7 @@ def test_explanation_states_the_guarantee_with_the_plans_numbers() -> None:
     assert math.exp(3) <= 20.1
     assert (math.exp(3) + 1e-5) / (1 + math.exp(3)) <= 0.953
     # The same words for a script.
-    plan = plan_json("--epsilon", "3", "--rounds", "150", "--devices", "200", "--explain")
+    plan = plan_json("--epsilon", "3", "--rounds", "60", "--devices", "200", "--explain")
     for section in plan["explanation"]:
         assert section["title"] in words
         for paragraph in section["paragraphs"]:

@@ -20,10 +20,12 @@ from dpagent.protocol.messages import Plan
 from dpagent.protocol.sealing import seal
 from dpagent.protocol.task import RoundTask
 
-DEVICES, BLOCKS, MESSAGES = 200, 5, 20_000
+pytestmark = pytest.mark.usefixtures("executed")
+
+DEVICES, BLOCKS, MESSAGES = 200, 5, 8_000
 RUBBISH_BYTES = 6_000
-MOST_GROWTH_KIB = 40 * 1024
-"""The flood has 114 MiB."""
+MOST_GROWTH_KIB = 16 * 1024
+"""The flood has 46 MiB."""
 
 
 class Flood:

@@ -59,6 +59,7 @@ def total(plan: BudgetPlan, family: EventFamily, accountant: Accountant) -> floa
 def test_meets_its_target_on_the_safe_side(
     kind: Kind, epsilon: float, delta: float, rounds: int, rate: float, steps: int
 ) -> None:
+    """Also by Rényi divergences, which want more noise."""
     family = gaussian_family(rate, steps)
     plan = calibrate(Schedule(kind), family, epsilon=epsilon, delta=delta, rounds=rounds)
     assert plan.accountant == "pld"
@@ -66,21 +67,12 @@ def test_meets_its_target_on_the_safe_side(
     assert total(plan, family, PldAccountant()) == pytest.approx(epsilon, rel=5e-4)
     assert plan.rounds == len(plan.epsilon_by_round) == rounds
     assert (np.diff(plan.epsilon_by_round) >= 0).all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@TARGETS
-def test_meets_its_target_by_renyi_divergences_too(
-    kind: Kind, epsilon: float, delta: float, rounds: int, rate: float, steps: int
-) -> None:
-    family = gaussian_family(rate, steps)
-    plan = calibrate(Schedule(kind), family, epsilon=epsilon, delta=delta, rounds=rounds, accountant="rdp")
-    assert plan.accountant == "rdp"
-    spent = total(plan, family, RdpAccountant())
+    loose = calibrate(Schedule(kind), family, epsilon=epsilon, delta=delta, rounds=rounds, accountant="rdp")
+    assert loose.accountant == "rdp"
+    spent = total(loose, family, RdpAccountant())
     assert epsilon * (1 - 1e-4) <= spent <= epsilon * (1 - 1e-8)
-    assert plan.epsilon_by_round[-1] == pytest.approx(spent, rel=1e-12)
-    tight = calibrate(Schedule(kind), family, epsilon=epsilon, delta=delta, rounds=rounds)
-    assert tight.noise_multipliers[0] < plan.noise_multipliers[0]
+    assert loose.epsilon_by_round[-1] == pytest.approx(spent, rel=1e-12)
+    assert plan.noise_multipliers[0] < loose.noise_multipliers[0]
 
 
 @given(

@@ -15,7 +15,8 @@ from dpagent.transport.events import Acknowledged, Connected, Disconnected, Rece
 from dpagent.transport.session import MqttSession
 
 KINDS: list[tuple[Software, str]] = [("mosquitto", "5"), ("mosquitto", "3.1.1"), ("amqtt", "3.1.1")]
-MANY = 20_000
+MANY = 5_000
+"""Twenty windows."""
 _numbers = itertools.count()
 
 
