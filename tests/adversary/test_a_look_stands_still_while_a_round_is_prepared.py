@@ -75,6 +75,7 @@ def computed(processes: list[int]) -> list[tuple[str, int]]:
     return [(each[0], sum(map(int, each[11:13]))) for each in fields]
 
 
+@pytest.mark.usefixtures("executed")
 def test_a_look_computes_nothing_while_a_round_is_prepared(worker: Worker, tmp_path: Path) -> None:
     worker.prepare(ORDER).result(PATIENCE_S)
     write(tmp_path / "photos" / "0" / "slow.jpg", hostile.slow_jpeg())
