@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,7 +22,7 @@ from cli.daemons import (
     kept_up,
     start_logging,
 )
-from cli.job import NO_JOB
+from cli.job import NO_JOB, remarks_on
 from cli.job import app as job_app
 from cli.members import budgets, ca, devices
 from cli.members.enrolment import enrolment
@@ -33,8 +34,7 @@ from cli.watching import watch
 from dpagent.json_values import finite
 from dpagent.wording import counted
 
-if TYPE_CHECKING:
-    pass
+log = logging.getLogger(__name__)
 
 app = Commands(help="Run and inspect the rounds of a fleet.", no_args_is_help=True)
 app.add_typer(job_app, name="job")
@@ -76,8 +76,12 @@ def run(
     with extra_needed("coordinator", "The coordinator"):
         require_package("onnx")
         from coordinator.daemon import Coordinator
+    from coordinator.settings import FleetSettings
 
     settings = coordinator_settings(config, options)
+    if isinstance(settings, FleetSettings):
+        for remark in remarks_on(settings):
+            log.info("%s", remark)  # No warning: the boards' limits are theirs, and not known here.
 
     def serve() -> bool:
         coordinator = Coordinator(settings, stays=stay)

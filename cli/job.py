@@ -23,7 +23,7 @@ from dpagent.wording import counted
 if TYPE_CHECKING:
     from coordinator.queue import Queue, QueuedJob
     from coordinator.reader import RoundRecord
-    from coordinator.settings import CoordinatorSettings
+    from coordinator.settings import CoordinatorSettings, JobSettings
     from dpagent.privacy.statement import BudgetStatement
 
 app = Commands(
@@ -70,6 +70,24 @@ def add(
     own = load_job_settings(file, overrides_of({}, options or ()))
     with _queue(shared) as queue:
         typer.echo(add_job(shared, own, chosen, str(file), queue, time.time(), is_paused=paused))
+    for remark in remarks_on(own):
+        typer.echo(remark)
+
+
+def remarks_on(job: JobSettings) -> Iterator[str]:
+    """What of a job's rounds boards decline whose limits are the default ones."""
+    from agent.limit_settings import LimitSettings
+
+    limits = LimitSettings()
+    for key, limit in (
+        ("compute_slot_s", limits.minimum_compute_slot_s),
+        ("jitter_window_s", limits.minimum_jitter_window_s),
+    ):
+        if (value := getattr(job.round, key)) < limit:
+            yield (
+                f"round.{key} is {value:g}: boards decline that, unless limits.minimum_{key} in their "
+                f"agent.yaml (or their profile) is as small; by default it is {limit:g}."
+            )
 
 
 @app.command(name="list")

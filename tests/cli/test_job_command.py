@@ -66,6 +66,19 @@ def doctor(fleet: Path) -> str:
     return dpagent("doctor", "--no-broker", "--config", fleet).stdout
 
 
+def test_times_that_boards_decline_by_default_are_said_when_a_job_is_added(fleet: Path) -> None:
+    slots = {"compute_slot_s": 2.0, "jitter_window_s": 5.0, "deadline_s": 60.0}
+    found = job(fleet, "add", write_job(fleet.parent / "quick.yaml", round=slots))
+    assert found.returncode == 0, found.stderr
+    assert (
+        "round.compute_slot_s is 2: boards decline that, unless limits.minimum_compute_slot_s" in found.stdout
+    )
+    assert "jitter_window_s" not in found.stdout
+    slots["compute_slot_s"] = 5.0
+    found = job(fleet, "add", write_job(fleet.parent / "fine.yaml", round=slots))
+    assert "decline" not in found.stdout
+
+
 def test_a_job_is_added_listed_shown_paused_resumed_changed_and_cancelled(fleet: Path) -> None:
     result = job(fleet, "add", write_job(fleet.parent / "meters.yaml"), "--set", "rounds=3")
     assert result.stdout.startswith("Job meters is in the queue: 3 rounds, ε = ")
