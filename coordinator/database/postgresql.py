@@ -359,7 +359,8 @@ class PostgresqlDatabase(_Session, Database):
         self.require_current()
 
     def _migrate(self) -> None:
-        # One transaction a step: a crash, or a step that fails, leaves all of it undone.
+        # One transaction a step: a crash, or a step that fails, leaves all of it undone. From nothing, it is
+        # one for all: a command that comes meanwhile would take half of the tables for an earlier version's.
         while True:
             with self._transaction("pg_advisory_xact_lock", Part.ROUNDS):
                 number = self.schema_version()
@@ -368,11 +369,11 @@ class PostgresqlDatabase(_Session, Database):
                 if number == 0:
                     self.connection.execute("CREATE TABLE schema_version (steps BIGINT NOT NULL)")
                     self.connection.execute("INSERT INTO schema_version VALUES (0)")
-                part, step = schema.STEPS[number]
-                step(_PostgresqlSchema(self.connection))
-                if part is Part.ROUNDS:
-                    self._set_storage()
-                self.execute("UPDATE schema_version SET steps = ?", (number + 1,))
+                for part, step in schema.STEPS[number : None if number == 0 else number + 1]:
+                    step(_PostgresqlSchema(self.connection))
+                    if part is Part.ROUNDS:
+                        self._set_storage()
+                    self.execute("UPDATE schema_version SET steps = steps + 1")
 
     def _set_storage(self) -> None:
         # Noise does not compress: do not try.

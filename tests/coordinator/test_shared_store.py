@@ -286,3 +286,23 @@ def test_a_job_that_trusts_the_coordinator_is_warned_that_deleted_values_stay(
         for _ in range(2):
             database.erase_what_is_deleted()
     assert caplog.text.count("keeps what is deleted, in its files for a while and in its log") == 1
+
+
+def test_tables_that_are_being_made_are_none_to_others(
+    postgresql: Postgresql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that came meanwhile took half of them for an earlier version's, and was refused."""
+    address = new_place(postgresql)
+    seen: list[int] = []
+    part, last = schema.STEPS[-1]
+
+    def looked_at(tables: schema.Schema) -> None:
+        with closing(open_postgresql(address, "another")) as other:
+            seen.append(other.require_known())
+        last(tables)
+
+    monkeypatch.setattr(schema, "STEPS", (*schema.STEPS[:-1], (part, looked_at)))
+    with closing(open_postgresql(address, "command")) as database:
+        database.create()
+        assert database.require_known() == len(schema.STEPS)
+    assert seen == [0]
