@@ -2,10 +2,11 @@
 
 The library keeps a whole packet before anybody can look at its length, and a length may be 256 MB. MQTT 3.1.1
 knows no way to tell a broker the largest that is welcome, and one that is told may ignore it. So
-:class:`BoundedSocket` reads packets along: of a message that is too long it passes on as much as shows that,
-with a length to match, and drops the rest as it comes. The message is then refused, and acknowledged, like
-any other that nobody can read: ending the connection instead would let one client with such a message keep
-all others away from a broker.
+:class:`BoundedSocket` reads packets along. Messages never reach the library, which would take longer over
+each than all the rest of a program does: they are handed over here, all that one read brought together, and
+acknowledged in one write. Of a message that is too long as much is kept as shows that, and the rest is
+dropped as it comes. The message is then refused, and acknowledged, like any other that nobody can read:
+ending the connection instead would let one client with such a message keep all others away from a broker.
 
 What no broker may send to such a client ends the connection, before the library keeps state for it: QoS 2
 (whose messages wait in memory for an end that never comes), a second CONNACK, answers to nothing that was
@@ -15,11 +16,12 @@ asked, a flood of messages whose acknowledgements it does not read.
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import paho.mqtt.client as paho
-from paho.mqtt.enums import MQTTErrorCode
+from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
 
 from dpagent.errors import ConfigurationError
 from dpagent.protocol.messages import MAX_MESSAGE_BYTES
@@ -29,11 +31,14 @@ if TYPE_CHECKING:
 
 MAX_PACKET_BYTES: Final = MAX_MESSAGE_BYTES + 1_024
 """Longest packet that reaches the library: a message, its topic and properties."""
+LONGEST_PAYLOAD: Final = MAX_MESSAGE_BYTES + 1
+"""More of a payload is not kept: it is too long for any message already."""
 _READ_BYTES: Final = 1 << 16
 _MAX_UNANSWERED: Final = 4_096
 """Messages to acknowledge that may arrive while the broker takes no byte."""
 
 _CONNACK, _PUBLISH, _PUBACK, _SUBACK, _UNSUBACK, _PINGRESP, _DISCONNECT = 2, 3, 4, 9, 11, 13, 14
+_PUBACK_HEADER: Final = bytes([_PUBACK << 4, 2])
 _FROM_BROKERS: Final = frozenset((_CONNACK, _PUBLISH, _PUBACK, _SUBACK, _UNSUBACK, _PINGRESP, _DISCONNECT))
 """Types of packets for a client that publishes and subscribes at QoS 1."""
 
@@ -42,23 +47,44 @@ class RulesBrokenError(Exception):
     """A broker sends what no broker may send. (No OSError, which the library would swallow.)"""
 
 
+class Publication(NamedTuple):
+    """A message, as the broker sent it.
+
+    Attributes:
+        topic: its topic.
+        payload: what it says; of one that is too long, the beginning.
+        number: its packet identifier, if it is to be acknowledged.
+    """
+
+    topic: str
+    payload: bytes
+    number: int | None
+
+
 class BoundedSocket:
-    """A connected socket, for the library, on which no packet is longer than :data:`MAX_PACKET_BYTES`.
+    """A connected socket, for the library, which keeps messages from it.
 
     Where it has nothing to give yet, it raises :class:`BlockingIOError`, or what TLS raises then.
 
     Args:
         inner: The socket, or a TLS socket.
+        has_properties: Whether packets have the properties of MQTT 5.
+        arrived: Takes messages, in the order in which they came, also among the other packets.
     """
 
-    def __init__(self, inner: SocketLike) -> None:
+    def __init__(
+        self, inner: SocketLike, *, has_properties: bool, arrived: Callable[[list[Publication]], None]
+    ) -> None:
         self._inner = inner
-        self._ready = bytearray()
-        """Bytes that the library has not taken yet."""
-        self._header = bytearray()
-        """Of a packet whose length is not known yet."""
-        self._to_pass, self._to_drop = 0, 0
-        """Bytes of the packet that is under way."""
+        self._has_properties, self._arrived = has_properties, arrived
+        self._waiting: deque[bytearray | list[Publication]] = deque()
+        """What came and was not taken yet: packets for the library, and messages."""
+        self._held = bytearray()
+        """The beginning of a packet."""
+        self._needed = 0
+        """Bytes of it until it can be taken."""
+        self._to_drop = 0
+        """Bytes that are left of a packet that was too long."""
         self._is_greeted = False
         self._unanswered = 0
 
@@ -68,22 +94,28 @@ class BoundedSocket:
         Raises:
             RulesBrokenError: No broker may send that.
         """
-        if not self._ready:
+        if not self._waiting:
             data = self._inner.recv(_READ_BYTES)
             if not data:
                 return data
             self._take(data)
-            if not self._ready:
-                raise BlockingIOError  # All of it is dropped; the library looks after other things meanwhile.
-        part = bytes(self._ready[:size])
-        del self._ready[:size]
-        return part
+        while self._waiting:
+            first = self._waiting[0]
+            if isinstance(first, bytearray):
+                part = bytes(first[:size])
+                del first[:size]
+                if not first:
+                    self._waiting.popleft()
+                return part
+            self._waiting.popleft()
+            self._arrived(first)
+        raise BlockingIOError  # Nothing of it is the library's, which looks after other things meanwhile.
 
     def pending(self) -> int:
-        """Bytes that are here already, so that nothing may arrive."""
+        """Whether bytes are here already, so that nothing may arrive."""
         # Of TLS, also below a WebSocket; a plain socket has nothing that ``select`` does not see.
         look = getattr(self._inner, "pending", None)
-        return len(self._ready) + (0 if look is None else look())
+        return len(self._waiting) + (0 if look is None else look())
 
     def send(self, data: bytes | bytearray) -> int:
         """Send some bytes; return their number."""
@@ -104,49 +136,122 @@ class BoundedSocket:
         self._inner.setblocking(flag)
 
     def _take(self, data: bytes) -> None:
-        at = 0
-        while at < len(data):
-            if self._to_pass:
-                part = data[at : at + self._to_pass]
-                self._ready += part
-                self._to_pass -= len(part)
-                at += len(part)
-            elif self._to_drop:
-                dropped = min(self._to_drop, len(data) - at)
-                self._to_drop -= dropped
-                at += dropped
+        """Sort all packets that are whole by now."""
+        if self._held:
+            self._held += data
+            if len(self._held) < self._needed:
+                return
+            data = bytes(self._held)
+            self._held.clear()
+        at, end = min(self._to_drop, len(data)), len(data)
+        self._to_drop -= at
+        while at < end:
+            body = _body_of(data, at)
+            if body is None:
+                self._hold(data[at:], 1 + end - at)
+                return
+            start, length = body
+            self._require_allowed(data[at], length)
+            stop = start + min(length, MAX_PACKET_BYTES)
+            if stop > end:
+                self._hold(data[at:], stop - at)
+                return
+            self._is_greeted = True
+            if data[at] >> 4 == _PUBLISH:
+                self._put(self._publication(data[at], data[start:stop]))
             else:
-                self._header.append(data[at])
-                at += 1
-                if len(self._header) > 1 and data[at - 1] < 128:
-                    self._begin()
-                elif len(self._header) == 5:
-                    raise RulesBrokenError("a packet has a length of more than four bytes")
+                self._pass_on(data[at:stop])
+            dropped = min(start + length - stop, end - stop)
+            self._to_drop = start + length - stop - dropped
+            at = stop + dropped
 
-    def _begin(self) -> None:
-        """Pass on the header of a packet that begins."""
-        first, length = self._header[0], _length_in(self._header)
-        self._header.clear()
+    def _hold(self, beginning: bytes, needed: int) -> None:
+        self._held += beginning
+        self._needed = needed
+
+    def _put(self, publication: Publication) -> None:
+        if self._waiting and isinstance(last := self._waiting[-1], list):
+            last.append(publication)
+        else:
+            self._waiting.append([publication])
+
+    def _pass_on(self, packet: bytes) -> None:
+        if self._waiting and isinstance(last := self._waiting[-1], bytearray):
+            last += packet
+        else:
+            self._waiting.append(bytearray(packet))
+
+    def _require_allowed(self, first: int, length: int) -> None:
+        """Refuse a packet by its header.
+
+        Raises:
+            RulesBrokenError: No broker may send it.
+        """
         kind, quality = first >> 4, first >> 1 & 3
         if kind not in _FROM_BROKERS or (kind == _CONNACK) == self._is_greeted:
             raise RulesBrokenError(f"a packet of type {kind} came unasked")
-        self._is_greeted = True
-        if kind != _PUBLISH and length > MAX_PACKET_BYTES:
-            raise RulesBrokenError(f"a packet of type {kind} has {length:,} bytes")
-        if kind == _PUBLISH and quality > 1:
+        if kind != _PUBLISH:
+            if length > MAX_PACKET_BYTES:
+                raise RulesBrokenError(f"a packet of type {kind} has {length:,} bytes")
+        elif quality > 1:
             raise RulesBrokenError(f"a message came with QoS {quality}")
-        if kind == _PUBLISH and quality == 1:
+
+    def _publication(self, first: int, body: bytes) -> Publication:
+        """A message, whose beginning is there.
+
+        Raises:
+            RulesBrokenError: It is none, or the broker takes no acknowledgements.
+        """
+        number = None
+        try:
+            at = 2 + (body[0] << 8 | body[1])
+            topic = body[2:at].decode()
+            if first & 0b0110:
+                number = body[at] << 8 | body[at + 1]
+                at += 2
+            if self._has_properties:
+                length, at = body[at], at + 1
+                if length > 127:
+                    length, at = _long_length(body, at - 1)
+                at += length
+        except (IndexError, UnicodeDecodeError) as error:
+            raise RulesBrokenError(f"a packet is malformed ({type(error).__name__})") from error
+        if at > len(body):
+            raise RulesBrokenError("a packet is malformed (its properties do not end)")
+        if number is not None:
             self._unanswered += 1
             if self._unanswered > _MAX_UNANSWERED:
                 raise RulesBrokenError(f"the broker takes no answer to {_MAX_UNANSWERED:,} messages")
-        self._to_pass = min(length, MAX_PACKET_BYTES)
-        self._to_drop = length - self._to_pass
-        self._ready.append(first)
-        self._ready += _encoded_length(self._to_pass)
+        return Publication(topic, body[at : at + LONGEST_PAYLOAD], number)
 
 
-def _length_in(header: bytearray) -> int:
-    return sum((byte & 127) << 7 * place for place, byte in enumerate(header[1:]))
+def _body_of(data: bytes, at: int) -> tuple[int, int] | None:
+    """Where the body of a packet begins, and how long it is; None where its header is not whole.
+
+    Raises:
+        RulesBrokenError: Its length is no length.
+    """
+    length = shift = 0
+    for place in range(at + 1, min(at + 5, len(data))):
+        byte = data[place]
+        length |= (byte & 127) << shift
+        if byte < 128:
+            return place + 1, length
+        shift += 7
+    if len(data) >= at + 5:
+        raise RulesBrokenError("a packet has a length of more than four bytes")
+    return None
+
+
+def _long_length(body: bytes, at: int) -> tuple[int, int]:
+    """A length of several bytes, and where it ends."""
+    length = shift = 0
+    while True:
+        byte, at = body[at], at + 1
+        length |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return length, at
 
 
 def _encoded_length(length: int) -> bytes:
@@ -163,9 +268,11 @@ class BoundedClient(paho.Client):
 
     Attributes:
         on_break: Called in the library's thread, which ends, with the reason if a broker breaks the rules.
+        on_messages: Called there with the messages that one read has brought.
     """
 
     on_break: Callable[[str], None]
+    on_messages: Callable[[list[Publication]], None]
     websocket_url: str | None = None
     """Of a broker that is spoken to over WebSocket."""
     _bounded: BoundedSocket | None = None
@@ -196,8 +303,15 @@ class BoundedClient(paho.Client):
             packets.append(_PUBLISH << 4)
             packets += _encoded_length(2 + len(name) + len(properties) + len(payload))
             packets += len(name).to_bytes(2, "big") + name + properties + payload
+        self._write(packets)
+
+    def acknowledge(self, numbers: Iterable[int]) -> None:
+        """Acknowledge messages of these packet identifiers, in one write."""
+        self._write(b"".join(_PUBACK_HEADER + number.to_bytes(2, "big") for number in numbers))
+
+    def _write(self, packets: bytes | bytearray) -> None:
+        """Send packets. To the library they are one of no kind, after which it has nothing more to do."""
         if packets:
-            # To the library it is a packet of no kind, after which it has nothing more to do.
             self._packet_queue(0, packets, 0, 0)
 
     def _create_socket(self) -> SocketLike:
@@ -206,7 +320,9 @@ class BoundedClient(paho.Client):
             from dpagent.transport.websocket import WebSocket  # An extra; few boards need it.
 
             inner = WebSocket(cast(socket.socket, inner), self.websocket_url)
-        self._bounded = BoundedSocket(inner)
+        self._bounded = BoundedSocket(
+            inner, has_properties=self._protocol == MQTTProtocolVersion.MQTTv5, arrived=self.on_messages
+        )
         return self._bounded
 
 

@@ -24,10 +24,10 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from dpagent.extras import extra_needed
-from dpagent.protocol.messages import MAX_MESSAGE_BYTES
-from dpagent.transport.bounds import MAX_PACKET_BYTES, BoundedClient, require_bounded
+from dpagent.transport.bounds import MAX_PACKET_BYTES, BoundedClient, Publication, require_bounded
 from dpagent.transport.events import (
     Acknowledged,
+    Arrived,
     BrokerLimits,
     Connected,
     ConnectionEvent,
@@ -47,8 +47,6 @@ WINDOW: Final = 256
 _PERSISTENT_SESSION_S = 7 * 24 * 3600
 _IN_FLIGHT = 20
 """Concurrent publications without a PUBACK: the default limit of brokers."""
-_LONGEST_PAYLOAD: Final = MAX_MESSAGE_BYTES + 1
-"""More of a payload is not kept: it is too long for any message already."""
 _FILTERS_AT_ONCE: Final = 8
 """Topic filters in one SUBSCRIBE: as many as AWS IoT Core takes."""
 _PUT_BACK_S: Final = 0.1
@@ -65,6 +63,7 @@ class Connection:
         password: For the user name.
         client_id: MQTT client identifier; None for a random one.
         topics: Filters to subscribe to as soon as the connection is accepted, at QoS 1.
+        prefix: Of topics, which the program is not told.
         persistent: Whether the broker keeps messages for this client until the program has acknowledged them.
         protocol: The MQTT version.
         room: For messages that wait for the program; whoever takes one lets go of its place.
@@ -81,13 +80,14 @@ class Connection:
         *,
         client_id: str | None,
         topics: Sequence[str],
+        prefix: str,
         persistent: bool,
         protocol: MQTTProtocolVersion,
         room: threading.Semaphore,
         report: Report,
     ) -> None:
         self._settings, self._topics, self._persistent = settings, tuple(topics), persistent
-        self._room, self._report = room, report
+        self._room, self._report, self._prefix = room, report, prefix
         self._version = "5" if protocol == MQTT5 else "3.1.1"
         require_bounded()
         self._is_given_up = False
@@ -105,7 +105,6 @@ class Connection:
             # Version 5 sets this in CONNECT instead (clean_start and a session expiry).
             clean_session=None if protocol == MQTT5 else not persistent,
             reconnect_on_failure=False,
-            manual_ack=persistent,
         )
         client.max_inflight_messages_set(_IN_FLIGHT)
         client.websocket_url = settings.websocket_url
@@ -121,7 +120,7 @@ class Connection:
         client.on_subscribe = self._on_subscribe
         client.on_connect_fail = self._on_connect_fail
         client.on_disconnect = self._on_disconnect
-        client.on_message = self._on_message
+        client.on_messages = self._on_messages
         client.on_publish = self._on_publish
         client.on_break = self._on_break
         arguments: dict[str, Any] = {}
@@ -173,10 +172,10 @@ class Connection:
         """Note that the broker has taken a publication."""
         self._in_flight.discard(handle)
 
-    def acknowledge(self, number: int) -> None:
-        """Let the broker forget a message."""
-        # This only queues the packet and wakes the library's thread, as publish() does.
-        self._client.ack(number, 1)
+    def acknowledge(self, numbers: Iterable[int]) -> None:
+        """Let the broker forget messages."""
+        # This only queues the packets and wakes the library's thread, as publish() does.
+        self._client.acknowledge(numbers)
 
     def follow(self, topics: Sequence[str]) -> None:
         """Be subscribed to these topics, besides those of the beginning, and to no others any more."""
@@ -284,13 +283,30 @@ class Connection:
         accepted_at, self.accepted_at, self.asked_at = self.accepted_at, None, None
         return None if accepted_at is None else time.monotonic() - accepted_at
 
-    def _on_message(self, _client: paho.Client, _userdata: Any, message: paho.MQTTMessage) -> None:
-        while not self._room.acquire(timeout=_PUT_BACK_S):
-            if self._is_given_up:
-                return
-        delivery = (self, message.mid) if self._persistent and message.qos == 1 else None
-        payload = bytes(message.payload[:_LONGEST_PAYLOAD])
-        self._report(self, Received(message.topic, payload, delivery))
+    def _on_messages(self, publications: list[Publication]) -> None:
+        taken: list[Publication] = []
+        for each in publications:
+            if not self._room.acquire(blocking=False):
+                self._hand_over(taken)
+                taken = []
+                while not self._room.acquire(timeout=_PUT_BACK_S):
+                    if self._is_given_up:
+                        return
+            taken.append(each)
+        self._hand_over(taken)
+
+    def _hand_over(self, publications: Sequence[Publication]) -> None:
+        """Give messages to the program, and acknowledge them unless it does that itself."""
+        if not publications:
+            return
+        self._report(self, Arrived([self._received(each) for each in publications]))
+        if not self._persistent:
+            self._client.acknowledge(each.number for each in publications if each.number is not None)
+
+    def _received(self, publication: Publication) -> Received:
+        topic, payload, number = publication
+        delivery = None if number is None or not self._persistent else (self, number)
+        return Received(topic.removeprefix(self._prefix), payload, delivery)
 
     def _on_publish(
         self,

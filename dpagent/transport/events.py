@@ -48,6 +48,13 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrived:
+    """Messages arrived. For the session alone."""
+
+    messages: list[Received]
+
+
+@dataclass(frozen=True, slots=True)
 class Acknowledged:
     """The broker has taken the publication with this handle."""
 
@@ -78,5 +85,5 @@ class Ended:
 
 Event = Connected | Subscribed | Disconnected | Received | Acknowledged
 """For the program."""
-ConnectionEvent = Connected | Subscribed | Received | Acknowledged | Refused | Ended
+ConnectionEvent = Connected | Subscribed | Arrived | Acknowledged | Refused | Ended
 """For the session."""

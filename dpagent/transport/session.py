@@ -19,14 +19,16 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 
 from dpagent.errors import BrokerError, ConfigurationError
 from dpagent.transport.connection import MQTT5, MQTT311, WINDOW, Connection
 from dpagent.transport.events import (
     Acknowledged,
+    Arrived,
     Connected,
     ConnectionEvent,
     Disconnected,
@@ -121,6 +123,8 @@ class MqttSession:
         # out, so that SIGTERM would not end a program before the next message comes.
         self._inbox: queue.Queue[tuple[Connection, ConnectionEvent]] = queue.Queue()
         self._room = threading.Semaphore(WINDOW)
+        self._arrived: deque[Received] = deque()
+        """Messages of the current connection that wait for the program, taken from the inbox."""
         self._protocol = MQTT311 if settings.protocol == "3.1.1" else MQTT5
         self._connection: Connection | None = None
         self._start_at: float | None = None
@@ -152,7 +156,8 @@ class MqttSession:
         """Connect in the background. The first event reports the result."""
         self._connection = Connection(
             self._settings, self._password, client_id=self._client_id, topics=self._topics,
-            persistent=self._persistent, protocol=self._protocol, room=self._room, report=self._report,
+            prefix=self._prefix, persistent=self._persistent, protocol=self._protocol, room=self._room,
+            report=self._report,
         )  # fmt: skip
         self._connection.open()
 
@@ -160,6 +165,9 @@ class MqttSession:
         """Disconnect and end the network thread."""
         connection, self._connection = self._connection, None
         self._start_at = None
+        if self._arrived:
+            self._room.release(len(self._arrived))
+            self._arrived.clear()
         if connection is not None:
             connection.close()
 
@@ -213,11 +221,11 @@ class MqttSession:
         Those of an earlier connection come again by this one, and are not acknowledged: their ids may be
         other messages' by now.
         """
-        for message in messages:
-            if message.delivery is not None:
-                connection, number = message.delivery
-                if self._connection is not None and connection is self._connection:
-                    self._connection.acknowledge(number)
+        if self._connection is not None:
+            deliveries = [message.delivery for message in messages if message.delivery is not None]
+            self._connection.acknowledge(
+                number for connection, number in deliveries if connection is self._connection
+            )
 
     def follow(self, topics: Sequence[str]) -> None:
         """Subscribe to topics besides the session's own, on this connection and those to come.
@@ -255,7 +263,7 @@ class MqttSession:
         if self._start_at is not None and time.monotonic() >= self._start_at:
             self._start_at = None
             self.start()
-        event = self._wait(timeout_s)
+        event = self._arrived.popleft() if self._arrived else self._wait(timeout_s)
         match event:
             case Refused(reason):
                 raise self._refusal(reason)
@@ -264,8 +272,9 @@ class MqttSession:
             case Acknowledged(handle) if self._connection is not None:
                 self._connection.settle(handle)
             case Received(topic, payload):
-                self.bytes_down += len(payload) + len(topic)
-                return replace(event, topic=topic.removeprefix(self._prefix))
+                self._room.release()
+                self.bytes_down += len(self._prefix) + len(topic) + len(payload)
+                return event
             case Connected():
                 self._failures = 0
                 self._has_connected = True
@@ -277,8 +286,9 @@ class MqttSession:
         """Take an event, in the library's thread."""
         self._inbox.put((connection, event))
 
-    def _wait(self, timeout_s: float) -> ConnectionEvent | None:
-        """The next event; an unanswered CONNECT becomes one too."""
+    def _wait(self, timeout_s: float) -> Event | Refused | Ended | None:
+        """The next event; an unanswered CONNECT becomes one too. Of messages that arrived together it is the
+        first; the others wait."""
         until = time.monotonic() + timeout_s
         patience_s = self._grown(self._pace.answer_s, self._failures)
         # Read once: the network thread sets and clears it.
@@ -292,11 +302,15 @@ class MqttSession:
                 connection, event = self._inbox.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 break
-            if isinstance(event, Received):
-                self._room.release()
-            if connection is self._connection:
+            if connection is not self._connection:
+                # Ignore events of an abandoned connection.
+                if isinstance(event, Arrived):
+                    self._room.release(len(event.messages))
+                continue
+            if not isinstance(event, Arrived):
                 return event
-            # Ignore events of an abandoned connection.
+            self._arrived.extend(event.messages)
+            return self._arrived.popleft()
         if asked_at is None or asked_at != self._asked_at or time.monotonic() < asked_at + patience_s:
             return None
         return Ended(f"no answer from {self._settings.url} within {patience_s:g} s")

@@ -19,7 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpagent.protocol.messages import MAX_MESSAGE_BYTES
-from dpagent.transport.bounds import MAX_PACKET_BYTES, BoundedSocket, RulesBrokenError
+from dpagent.transport.bounds import (
+    LONGEST_PAYLOAD,
+    MAX_PACKET_BYTES,
+    BoundedSocket,
+    Publication,
+    RulesBrokenError,
+)
 from dpagent.transport.events import Connected, Disconnected, Received
 from dpagent.transport.session import MqttSession, Pace, Subscription
 from dpagent.transport.settings import MqttSettings
@@ -55,41 +61,72 @@ class Stream:
         pass
 
 
-def passed(*parts: bytes) -> bytes:
-    """What reaches the library."""
-    bounded, found = BoundedSocket(Stream(*parts)), b""
+def passed(*parts: bytes, has_properties: bool = False) -> list[bytes | Publication]:
+    """What reaches the library, in pieces, and the program, in order."""
+    found: list[bytes | Publication] = []
+    bounded = BoundedSocket(Stream(*parts), has_properties=has_properties, arrived=found.extend)
     while True:
         try:
             data = bounded.recv(1_000)
         except BlockingIOError:
             continue
         if not data:
-            return found
-        found += data
+            return joined(found)
+        found.append(data)
+
+
+def joined(found: list[bytes | Publication]) -> list[bytes | Publication]:
+    """The same, with bytes that follow each other in one piece."""
+    pieces: list[bytes | Publication] = []
+    for each in found:
+        if isinstance(each, bytes) and pieces and isinstance(before := pieces[-1], bytes):
+            pieces[-1] = before + each
+        else:
+            pieces.append(each)
+    return pieces
+
+
+PING = b"\xd0\0"
 
 
 @given(
     payloads=st.lists(st.binary(max_size=300), max_size=5),
     cuts=st.lists(st.integers(1, 200), max_size=20),
+    version=st.sampled_from([4, 5]),
 )
-def test_short_packets_pass_as_they_are_however_they_come(payloads: list[bytes], cuts: list[int]) -> None:
-    data = GREETING + b"".join(publication("t", each, 1, version=4) for each in payloads) + b"\xd0\0"
+def test_messages_reach_the_program_and_other_packets_the_library_however_they_come(
+    payloads: list[bytes], cuts: list[int], version: int
+) -> None:
+    greeting = GREETING if version == 4 else b"\x20\x03\0\0\0"
+    data, expected = greeting, list[bytes | Publication]([greeting])
+    for number, payload in enumerate(payloads, 1):
+        data += publication("a/b", payload, number, version=version) + PING
+        expected += [Publication("a/b", payload, number), PING]
     parts, at = [], 0
     for cut in cuts:
         parts.append(data[at : at + cut])
         at += cut
-    assert passed(*filter(None, [*parts, data[at:]])) == data
+    found = passed(*filter(None, [*parts, data[at:]]), has_properties=version == 5)
+    assert found == expected
+
+
+def test_properties_are_passed_over_and_a_message_of_qos_0_has_no_number() -> None:
+    properties = b"\x26\0\1a" + b"\0\x78" + b"b" * 120  # a user property
+    long = bytes([128 | len(properties) & 127, len(properties) >> 7]) + properties
+    for kind, number in ((b"\x30", b""), (b"\x3b", b"\2\1")):
+        body = b"\0\1t" + number + long + b"payload"
+        message = kind + length(len(body)) + body
+        expected = Publication("t", b"payload", None if not number else 0x201)
+        assert passed(GREETING, message, has_properties=True) == [GREETING, expected]
 
 
 @pytest.mark.parametrize("size", [MAX_PACKET_BYTES - 1, MAX_PACKET_BYTES, MAX_PACKET_BYTES + 1, 3_000_000])
 def test_a_long_message_is_cut_and_what_follows_is_whole(size: int) -> None:
     long, after = b"\x30" + length(size) + b"\0\1t" + bytes(size - 3), publication("t", b"x", 1, version=4)
-    kept = min(size, MAX_PACKET_BYTES)
-    expected = b"\x30" + length(kept) + b"\0\1t" + bytes(kept - 3)
-    assert passed(GREETING + long + after) == GREETING + expected + after
-    assert passed(GREETING, *(long[at : at + 9_000] for at in range(0, len(long), 9_000)), after) == (
-        GREETING + expected + after
-    )
+    kept = min(size - 3, LONGEST_PAYLOAD)
+    expected = [GREETING, Publication("t", bytes(kept), None), Publication("t", b"x", 1)]
+    assert passed(GREETING + long + after) == expected
+    assert passed(GREETING, *(long[at : at + 9_000] for at in range(0, len(long), 9_000)), after) == expected
 
 
 FORBIDDEN = {
@@ -103,6 +140,9 @@ FORBIDDEN = {
     "an authentication": GREETING + b"\xf0\0",
     "a length of five bytes": GREETING + b"\x30\xff\xff\xff\xff\1",
     "a long answer": GREETING + b"\x90" + length(MAX_PACKET_BYTES + 1),
+    "a topic that does not end": GREETING + b"\x30\x04\0\5ab",
+    "a message without a number": GREETING + b"\x32\x03\0\1t",
+    "a topic that is no text": GREETING + b"\x30\x03\0\1\xff",
     "a flood to acknowledge": GREETING + publication("t", b"x", 1, version=4) * 4_097,
 }
 
@@ -115,9 +155,15 @@ def test_what_no_broker_may_send_is_refused(data: bytes) -> None:
 
 def test_a_broker_that_takes_answers_may_send_for_ever() -> None:
     message = publication("t", b"x", 1, version=4)
-    bounded = BoundedSocket(Stream(GREETING, *[message] * 10_000))
-    while bounded.recv(1 << 16):
-        bounded.send(b"answer")
+    found: list[Publication] = []
+    bounded = BoundedSocket(Stream(GREETING, *[message] * 10_000), has_properties=False, arrived=found.extend)
+    while True:
+        try:
+            if not bounded.recv(1 << 16):
+                break
+        except BlockingIOError:
+            bounded.send(b"answer")
+    assert len(found) == 10_000
 
 
 def session_at(broker: HostileBroker, protocol: str, pace: Pace = HURRIED) -> MqttSession:
