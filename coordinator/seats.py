@@ -125,6 +125,8 @@ class Seats:
         probes = [fragment.id for fragment in fragments if fragment.probe]
         fragments = [fragment for fragment in fragments if not fragment.probe]
         now = [fragment for fragment in fragments if fragment.round == open_round]
+        # By the object: one id may come with two contents.
+        digests = {id(fragment): _digest(fragment) for fragment in now if not fragment.dummy}
         first: dict[bytes, OpenedFragment] = {}
         for fragment in now:
             if not fragment.dummy:
@@ -141,8 +143,8 @@ class Seats:
             _COLUMNS,
             [
                 (
-                    each.id, self._job, open_round, each.position, tickets[each.id], batch, _digest(each),
-                    each.arrived_at,
+                    each.id, self._job, open_round, each.position, tickets[each.id], batch,
+                    digests[id(each)], each.arrived_at,
                 )
                 for each in candidates
             ],
@@ -157,8 +159,8 @@ class Seats:
         fresh = [each for each in candidates if each.id in added and each.id not in lost]
         self._add(batch, open_round, fresh, keeps_values=keeps_values)
         known = self._known([each.id for each in candidates if each.id not in added])
-        known |= {each.id: (open_round, _digest(each)) for each in fresh}
-        told = self._told(now, fresh, known, cuts, lost, late=len(fragments) - len(now))
+        known |= {each.id: (open_round, digests[id(each)]) for each in fresh}
+        told = self._told(now, fresh, known, digests, cuts, lost, late=len(fragments) - len(now))
         return replace(told, probes=tuple(probes))
 
     def _told(
@@ -166,6 +168,7 @@ class Seats:
         now: Sequence[OpenedFragment],
         fresh: Sequence[OpenedFragment],
         known: Mapping[bytes, tuple[int, bytes]],
+        digests: Mapping[int, bytes],
         cuts: Mapping[int, bytes],
         lost: set[bytes],
         *,
@@ -188,7 +191,7 @@ class Seats:
                 lost.remove(each.id)  # It is among those that lost their seats; sent again, it counts again.
             elif each.id not in known:
                 unseated += 1
-            elif known[each.id] != (each.round, _digest(each)):
+            elif known[each.id] != (each.round, digests[id(each)]):
                 spent += 1
             elif each.id in waiting:
                 waiting.remove(each.id)

@@ -144,7 +144,7 @@ def unpack(payload: bytes, block: int, size: int) -> tuple[NDArray[np.int64], in
     if len(plain) < block:
         raise ValueError(f"{len(plain)} values; expected {block}")
     symbols = np.frombuffer(plain, np.uint8, block)
-    values = _VALUE_OF[symbols]
+    values = _VALUE_OF.take(symbols)
     if len(plain) > block or _ESCAPE in plain:
         escaped = np.flatnonzero(symbols == _ESCAPE)
         if len(plain) != block + 4 * len(escaped):

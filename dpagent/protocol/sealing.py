@@ -70,6 +70,11 @@ class OpeningKey:
 class Opener(OpeningKey):
     """Opens sealed fragments."""
 
+    def __init__(self, secret: bytes, fleet: str) -> None:
+        super().__init__(secret, fleet)
+        self._infos: dict[bytes, bytes] = {}
+        """Of the job that was opened for last."""
+
     def open(self, data: bytes, job: bytes) -> Fragment:
         """Return the fragment inside ``data``.
 
@@ -77,7 +82,9 @@ class Opener(OpeningKey):
             MessageError: Malformed, or not sealed to this key for this job.
         """
         envelope = decode(data, Sealed)
-        info = _info(self._fleet, job)
+        if (info := self._infos.get(job)) is None:
+            info = _info(self._fleet, job)
+            self._infos = {job: info}
         plaintext = self._decrypt(envelope.ciphertext, info, "this coordinator's key for this job")
         return decode(plaintext, Fragment)
 
