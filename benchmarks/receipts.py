@@ -16,8 +16,10 @@ no room for more connections.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -250,6 +252,9 @@ def _tcp_bytes(port: int) -> tuple[int, int]:
     """Bytes that this process's connections to a port have sent, and received."""
     sent = received = 0
     for entry in [*Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(entry.stat().st_mode):
+                continue
         try:
             with socket.socket(fileno=os.dup(int(entry.name))) as each:
                 if each.getpeername()[1] != port:
