@@ -122,6 +122,9 @@ class RabbitMq:
             "For an installed service, copy rabbitmq.conf, advanced.config and enabled_plugins to "
             "/etc/rabbitmq, "
             "and let them name definitions.json and the files of TLS where the service may read them.",
+            "RabbitMQ before 3.13 writes a CONNECT of MQTT 5 into its log, password and all: set "
+            "mqtt.protocol "
+            "to 3.1.1.",
             *by_name_and_certificate(deployment, "RabbitMQ"),
         ]
 

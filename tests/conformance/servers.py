@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,9 @@ _STARTS_S: Final = 240.0
 """RabbitMQ waits for other nodes before it listens."""
 _PACE: Final = Pace(answer_s=10.0, pause_s=0.1, longest_s=10.0)
 """Of the suite's own connections: on a busy machine, TLS takes seconds."""
+_CONNECT: Final = b"\x10\x16\x00\x04MQTT\x04\x02\x00\x3c\x00\x0aresumption"
+"""A clean session of version 3.1.1 without a name (MQTT 3.1.1, section 3.1)."""
+_ACCEPTED: Final = b"\x20\x02\x00\x00"
 _OWN: Final = (("certificate", "broker.crt"), ("key", "broker.key"))
 Admission = Literal["passwords", "certificates"]
 
@@ -141,9 +145,28 @@ class Server:
             self._child = Child(self._command, log)
         wait_until(self._listens, f"{self.software} on port {self.port}", _STARTS_S)
         # RabbitMQ listens before it knows its users.
-        if self.admits == "passwords":
-            wait_until(self._lets_in, f"a login at {self.software}", _STARTS_S)
+        wait_until(self._lets_in, f"a login at {self.software}", _STARTS_S)
         return self
+
+    def gets_in(self, pair: tuple[Path, Path]) -> bool:
+        """Whether a certificate is a login, with no name besides."""
+        context = ssl.create_default_context(cafile=self.ca_file)
+        context.load_cert_chain(*pair)
+        return self.attempt(context, None)[0]
+
+    def attempt(
+        self, context: ssl.SSLContext, session: ssl.SSLSession | None
+    ) -> tuple[bool, ssl.SSLSession | None]:
+        """Whether the broker takes a CONNECT, and the session of TLS, to resume."""
+        try:
+            with (
+                socket.create_connection(("127.0.0.1", self.port), 20) as plain,
+                context.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as connection,
+            ):
+                connection.sendall(_CONNECT)
+                return connection.recv(4) == _ACCEPTED, connection.session
+        except OSError:
+            return False, None
 
     def kill(self) -> None:
         """End it as a power cut does."""
@@ -172,6 +195,8 @@ class Server:
         return "" if self._child is None else self._child.said()
 
     def _lets_in(self) -> bool:
+        if self.admits == "certificates":
+            return self.gets_in(self.pair("coordinator"))
         with self.session("coordinator") as session:
             for _ in range(200):
                 try:

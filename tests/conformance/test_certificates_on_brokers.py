@@ -6,7 +6,6 @@ The fleet enrols its boards by its own endpoint while the broker runs.
 from __future__ import annotations
 
 import contextlib
-import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -27,9 +26,6 @@ from dpagent.protocol.topics import Topics
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(600)]
 
 TOPICS = Topics(FLEET)
-CONNECT = b"\x10\x16\x00\x04MQTT\x04\x02\x00\x3c\x00\x0aresumption"
-"""A clean session of version 3.1.1 without a name (MQTT 3.1.1, section 3.1)."""
-ACCEPTED = b"\x20\x02\x00\x00"
 
 
 @pytest.fixture(scope="module", params=[name for name in SOFTWARE if name != "amqtt"])
@@ -124,15 +120,15 @@ def test_a_certificate_is_a_boards_login_and_gives_it_a_boards_rights(guarded: S
 
 def test_a_board_hears_its_own_receipts_and_the_coordinator_alone_makes_them(guarded: Server) -> None:
     """At QoS 0, and as soon as the subscription was sent: the fragment follows it on the same connection."""
-    pairs, coordinator = guarded.certificates.clients, "coordinator"
+    coordinator, first, second = (guarded.pair(name) for name in ("coordinator", *BOARDS[:2]))
     own, others = (TOPICS.receipt(receipt_place(each * 16)) for each in (b"1", b"2"))
     with (
-        client(guarded, pairs[coordinator], coordinator, TOPICS.fragments) as center,
-        client(guarded, pairs[BOARDS[0]], None, own) as board,
+        client(guarded, coordinator, "coordinator", TOPICS.fragments) as center,
+        client(guarded, first, None, own) as board,
     ):
         wait_until(center.subscribed.is_set, "the coordinator's subscription")
         wait_until(board.subscribed.is_set, "the board's subscription")
-        with client(guarded, pairs[BOARDS[1]]) as forger:
+        with client(guarded, second) as forger:
             wait_until(forger.is_let_in, "the other board's login")
             forger.publish(own, b"forged")
             wait_until(forger.answered.is_set, "an answer, or the end of the connection")
@@ -169,7 +165,7 @@ def test_a_board_that_is_revoked_does_not_get_in_and_others_go_on(guarded: Serve
         wait_until(lambda: thief.is_let_in() and board.is_let_in(), "both boards' logins")
         revoked = guarded.fleet.run("devices", "revoke", Identity.load(*lost).device_id)
         assert (revoked.returncode, revoked.stderr) == (0, "")
-        wait_until(lambda: not gets_in(guarded, lost), "a broker that refuses it")
+        wait_until(lambda: not guarded.gets_in(lost), "a broker that refuses it")
         thief.publish(TOPICS.fragments, b"stolen")
         wait_until(thief.answered.is_set, "an answer, or the end of the connection")
         board.publish(TOPICS.fragments, b"fragment")
@@ -180,7 +176,7 @@ def test_a_board_that_is_revoked_does_not_get_in_and_others_go_on(guarded: Serve
             answer = "stays, and is of no use" if thief.is_let_in() else "ends"
         assert board.is_let_in()
     Observations(guarded.software).note("a connection that a revoked board has", answer)
-    assert gets_in(guarded, other)
+    assert guarded.gets_in(other)
 
 
 def test_no_session_of_tls_that_is_resumed_lets_a_revoked_board_in(guarded: Server) -> None:
@@ -195,32 +191,11 @@ def test_no_session_of_tls_that_is_resumed_lets_a_revoked_board_in(guarded: Serv
         context = ssl.create_default_context(cafile=guarded.ca_file)
         context.minimum_version = context.maximum_version = version
         context.load_cert_chain(*pair)
-        accepted, session = attempt(guarded, context, None)
+        accepted, session = guarded.attempt(context, None)
         assert accepted
         kept.append((context, session))
     revoked = guarded.fleet.run("devices", "revoke", Identity.load(*pair).device_id)
     assert (revoked.returncode, revoked.stderr) == (0, "")
-    wait_until(lambda: not gets_in(guarded, pair), "a broker that refuses it")
+    wait_until(lambda: not guarded.gets_in(pair), "a broker that refuses it")
     for context, session in kept:
-        assert not attempt(guarded, context, session)[0]
-
-
-def gets_in(server: Server, pair: tuple[Path, Path]) -> bool:
-    context = ssl.create_default_context(cafile=server.ca_file)
-    context.load_cert_chain(*pair)
-    return attempt(server, context, None)[0]
-
-
-def attempt(
-    server: Server, context: ssl.SSLContext, session: ssl.SSLSession | None
-) -> tuple[bool, ssl.SSLSession | None]:
-    """Whether the broker takes a CONNECT, and the session of TLS, to resume."""
-    try:
-        with (
-            socket.create_connection(("127.0.0.1", server.port), 20) as plain,
-            context.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as connection,
-        ):
-            connection.sendall(CONNECT)
-            return connection.recv(4) == ACCEPTED, connection.session
-    except OSError:
-        return False, None
+        assert not guarded.attempt(context, session)[0]
