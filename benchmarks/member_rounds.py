@@ -9,10 +9,9 @@ first of 100 requests to the last answer. All go by one connection, and the swar
 messages and finalizing of as many tokens is in it, which boards do side by side. In a fleet, requests leave
 at random times, some rounds ahead (`tokens.rounds_ahead`).
 
-Interpretation: 0.8 s has not been shown. These figures come from a machine on which tests ran beside (load
-averages of 26 to 90 on two cores): in turns with them, three rounds at a time, rounds of `swarm_rounds`
-without tokens, which take 0.29 s on a quiet machine, took 1.4 to 3.3 s, and these 1.2 to 3.4 s. What tokens
-add was lost in that; by `tokens` it is 0.1 s of checking.
+Interpretation: 0.8 s has not been shown. The machine was shared, with ten to thirty programs waiting for its
+two cores; right after these rounds, those of `swarm_rounds` without tokens and TLS took 1.2 s there, which
+take 0.29 s on a quiet machine. By that ratio these would take 0.5 s; it has to be measured.
 
 Limits: one connection, where a real fleet has one for each device, and TLS with it: the handshakes of 100
 boards are in neither figure. Medians of 5 rounds.
