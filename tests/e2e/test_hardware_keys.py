@@ -80,7 +80,10 @@ def hardware(tmp_path: Path) -> Iterator[dict[str, str]]:
                 for name, value in environment.items():
                     patch.setenv(name, value)
                 made = subprocess.run(
-                    ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "group:P-256", "-out", key],
+                    [
+                        "openssl", "genpkey", "-propquery", "provider=tpm2", "-algorithm", "EC", "-pkeyopt",
+                        "group:P-256", "-out", key,
+                    ],
                     capture_output=True, timeout=60, check=False,
                 )  # fmt: skip
             return made.returncode == 0
@@ -102,6 +105,8 @@ def two_ports(running: ExitStack) -> int:
             return int(port)
 
 
+# OpenSSL reads its configuration when a program starts.
+@pytest.mark.usefixtures("executed")
 @pytest.mark.slow
 def test_a_board_enrols_takes_part_and_renews_with_a_key_that_it_does_not_have(
     tmp_path: Path, new_broker: BrokerFactory, hardware: dict[str, str], monkeypatch: pytest.MonkeyPatch
