@@ -87,6 +87,7 @@ class Swarm:
         key: the coordinator's public key.
         send_signal: to the coordinator.
         members: what each device is known by, where fragments carry tokens.
+        announced: called when the first plan has come.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class Swarm:
         key: str,
         send_signal: Callable[[signal.Signals], None],
         members: Sequence[Identity] = (),
+        announced: Callable[[], object] = lambda: None,
     ) -> None:
         self._shards, self._mqtt, self._send_signal = shards, mqtt, send_signal
+        self._announced = announced
         self._members = {each.device_id: each for each in members}
         self._verifier, self._topics, self._assembler = Verifier(key, _FLEET), Topics(_FLEET), Assembler()
         self._plan: Plan | None = None
@@ -167,6 +170,8 @@ class Swarm:
         """Take a message in."""
         open_, topics = self._verifier.open, self._topics
         if event.topic == topics.plan:
+            if self._plan is None:
+                self._announced()
             self._plan = open_(event.payload, Plan, "plan")
             if self._plan.state != "finished":
                 self._assembler.keep_for(self._plan)
@@ -230,6 +235,7 @@ def run_swarm(
     *,
     has_members: bool = False,
     watch: Callable[[int], AbstractContextManager[object]] = nullcontext,
+    announced: Callable[[], object] = lambda: None,
 ) -> tuple[list[RoundRecord], list[float], list[Played]]:
     """Run a job from start to end.
 
@@ -239,6 +245,7 @@ def run_swarm(
         test: the coordinator's, if it is to evaluate the model.
         has_members: whether devices have enrolled, fragments carry tokens, and the broker has TLS.
         watch: what runs beside the coordinator, whose process it is given.
+        announced: called when the first plan has come.
 
     Returns:
         The rounds, as the coordinator keeps them; for how many seconds it worked on each one's fragments; and
@@ -281,7 +288,7 @@ def run_swarm(
             program = python_module("cli.main", "coordinator", "run", "--config", str(file))
             with watch(supervisor.start("coordinator", program, may_end=True)):
                 send_signal = partial(supervisor.send_signal, "coordinator")
-                played = Swarm(shards, mqtt, key, send_signal, members).play()
+                played = Swarm(shards, mqtt, key, send_signal, members, announced).play()
         with closing(StoreReader(root / "state")) as reader:
             rounds = reader.rounds()
         worked_s = [

@@ -62,13 +62,18 @@ def training_graph(spec: ModelSpec, *, views: int, per_layer: bool) -> bytes:
 
 def unfilled_model(spec: ModelSpec, assets: Mapping[str, bytes]) -> bytes:
     """The model's file with weights that are all zero, and without metadata; see
-    :func:`~dpagent.learning.inference.export.model.export_onnx`.
+    :func:`~dpagent.learning.inference.export.model.export_onnx`. Without assets, kept for the next job.
 
     Raises:
         ConfigurationError: as there.
         ModelMakingError: there is not enough memory.
     """
-    return _made(Unfilled(spec, tuple(sorted(assets.items()))))
+    return _made(Unfilled(spec, tuple(sorted(assets.items())))) if assets else _unfilled(spec)
+
+
+@lru_cache(maxsize=4)
+def _unfilled(spec: ModelSpec) -> bytes:
+    return _made(Unfilled(spec, ()))
 
 
 def _made(request: Request) -> bytes:

@@ -82,6 +82,8 @@ class ModelFiles:
             with disk_errors(self._projection_file):
                 if self._projection_file.exists():
                     self.assets["projection"] = self._projection_file.read_bytes()
+        if spec.projection is None:
+            self._without_weights(spec)  # Before there is anything else to do, and in memory.
 
     def restore_projection(self, directions: bytes | None) -> None:
         """Take the directions that another machine's coordinator has found, unless they are here.
