@@ -41,7 +41,7 @@ _TOKEN_BYTES: Final = 10 << 20
 _PACKED: Final = 1.25
 """Pages that rows are spread over have so much more than the rows."""
 _LOG_BYTES: Final = 4 << 20
-"""Of the log besides the largest transaction: it begins anew when it has three thousand pages, 3 MiB."""
+"""Of the log besides the largest transaction: it begins anew when it has six thousand pages, 3 MiB."""
 _AT_ONCE: Final = 8 << 20
 _FEW_PAGES: Final = 64
 _FRAME_BYTES: Final = 24
