@@ -132,6 +132,9 @@ class Announcements:
         """No work on another round begins before (monotonic), which may be a point of the grid."""
         self._busy_on_any_grid = -math.inf
         """The same, whatever the grid is."""
+        self.finished_model: AssetTerms | None = None
+        """The model of the job that was finished last, until whoever keeps it has it or gives it up: the next
+        job may begin before."""
         self._underway: Announced | None = None
         """The last round whose slots have begun, and the slots: it trains, or is sat out."""
         self._slots = Slots(-math.inf, 1, -math.inf)
@@ -159,7 +162,8 @@ class Announcements:
             raise MessageError("replayed", f"round {plan.round} after round {latest}")
         is_new = known is None or (known.job, known.round, known.state) != (plan.job, plan.round, plan.state)
         if self.too_large(plan) is None:
-            self._assembler.keep_for(plan)
+            self.finished_model = plan.finished_model or self.finished_model
+            self._assembler.keep_for(plan, self.finished_model)
         if plan.state == "finished":
             self._end_job(plan, is_new=is_new)
             return is_new
@@ -386,10 +390,9 @@ class Announcements:
         )
         return list(itertools.islice(names, _CHUNKS_AT_ONCE))
 
-    def finished_model(self, plan: Plan) -> bytes | None:
-        """The model that came of a job, or None while a part of it is missing."""
-        asset = plan.finished_model
-        return None if asset is None else self._assembler.get(asset.digest, asset.size)
+    def asset(self, asset: AssetTerms) -> bytes | None:
+        """An asset, or None while a part of it is missing."""
+        return self._assembler.get(asset.digest, asset.size)
 
     def current_model(self, plan: Plan) -> tuple[bytes, bytes] | None:
         """The file that the weights of a round's plan are filled into, and the weights; or None while a part

@@ -278,7 +278,9 @@ class Agent:
     def _topics_of_chunks(self) -> list[str]:
         """The topics of the model's chunks to be subscribed to now."""
         current = self._announcements.current
-        beside = None if current is None else self._latest_model.fetched(current.plan)
+        if current is None:
+            return []
+        beside = self._latest_model.fetched(current.plan, self._announcements.finished_model)
         return self._announcements.topics_of_chunks(beside)
 
     def _take_model(self) -> None:
@@ -287,23 +289,22 @@ class Agent:
         latest.tend()
         if (current := announcements.current) is None:
             return
-        plan = current.plan
-        is_finished = plan.finished_model is not None
-        if plan.finished_model is not None:
-            asset = plan.finished_model
-        elif plan.export is not None and latest.keeps_current:
-            asset = current_asset(plan)
-        else:
+        plan, finished = current.plan, announcements.finished_model
+        if finished is not None and latest.wants(finished):
+            if (data := announcements.asset(finished)) is not None:
+                latest.take(finished, data)
+                announcements.finished_model = None
+            elif announcements.wait_for_model(current) and latest.note_request(finished):
+                announcements.finished_model = None
+        elif plan.export is None or not latest.keeps_current:
             latest.note_absent(plan)
-            return
-        if not latest.wants(asset, is_finished=is_finished) or announcements.too_large(plan):
-            return
-        if (data := announcements.finished_model(plan)) is not None:
-            latest.take(asset, data)
-        elif (parts := announcements.current_model(plan)) is not None:
-            latest.take_current(plan, *parts)
-        elif announcements.wait_for_model(current):
-            latest.note_request(asset, is_finished=is_finished)
+        elif latest.wants(asset := current_asset(plan), is_finished=False) and not announcements.too_large(
+            plan
+        ):
+            if (parts := announcements.current_model(plan)) is not None:
+                latest.take_current(plan, *parts)
+            elif announcements.wait_for_model(current):
+                latest.note_request(asset, is_finished=False)
 
     def _status(self) -> Status:
         """What the agent does, for its owner."""

@@ -73,20 +73,31 @@ class LatestModel:
         is_time = self._clock.monotonic() >= self._not_before[is_finished]
         return is_time and asset.digest != self._settled
 
-    def fetched(self, plan: Plan) -> AssetTerms | None:
-        """What is to be fetched of a plan for the file now, if anything."""
-        if (model := plan.finished_model) is not None:
-            return model if self.wants(model) else None
+    def fetched(self, plan: Plan, finished: AssetTerms | None) -> AssetTerms | None:
+        """What is to be fetched for the file now, if anything.
+
+        Args:
+            plan: the one that holds.
+            finished: the model of the job that was finished last, while it is not here.
+        """
+        if finished is not None and self.wants(finished):
+            return finished
         if plan.export is None or not self.keeps_current:
             return None
         return plan.export if self.wants(current_asset(plan), is_finished=False) else None
 
-    def note_request(self, asset: AssetTerms, *, is_finished: bool = True) -> None:
-        """Missing chunks were asked for once more: give a model up that does not come."""
+    def note_request(self, asset: AssetTerms, *, is_finished: bool = True) -> bool:
+        """Missing chunks were asked for once more: give a model up that does not come.
+
+        Returns:
+            Whether it was given up.
+        """
         self._requests += 1
         if self._requests >= _REQUESTS:
             self._settle(asset, is_finished=is_finished)
             log.warning("the latest model did not come whole; is it too large for the broker?")
+            return True
+        return False
 
     def take(self, asset: AssetTerms, data: bytes) -> None:
         """Begin to replace the file, if it is another. Raises nothing, and waits for nothing.

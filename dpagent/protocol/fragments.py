@@ -21,6 +21,7 @@ from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import (
     MAX_WHOLE_BYTES,
     MODEL_CHUNK_BYTES,
+    AssetTerms,
     Fragment,
     ModelChunk,
     Plan,
@@ -152,9 +153,16 @@ class Assembler:
         self._false: set[bytes] = set()
         """Digests of the plan whose chunks came, and did not make what they name."""
 
-    def keep_for(self, plan: Plan) -> None:
-        """Keep the data that ``plan`` names, and forget those that only the previous plan named."""
+    def keep_for(self, plan: Plan, beside: AssetTerms | None = None) -> None:
+        """Keep the data that ``plan`` names, and forget those that only the previous plan named.
+
+        Args:
+            plan: the one that holds now.
+            beside: what an earlier one named, and is still to come.
+        """
         named = {asset.digest: asset.size for asset in plan.assets}
+        if beside is not None:
+            named[beside.digest] = beside.size
         named[plan.model.digest] = plan.model.size
         for digest in self._named.keys() - named.keys():
             self._forget(digest)

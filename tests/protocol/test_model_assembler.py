@@ -223,6 +223,22 @@ def test_the_next_rounds_weights_come_before_their_plan_and_the_last_ones_go(
     assert held == sum(map(len, assets.values())) + len(weights)
 
 
+def test_what_an_earlier_plan_named_is_kept_while_it_is_still_to_come() -> None:
+    model = of(40, 3)
+    asset = AssetTerms(role="model", digest=content_digest(model), size=len(model))
+    assembler = Assembler()
+    assembler.keep_for(PLAN, asset)
+    first, *others = chunked(model)
+    assembler.add(first)
+    assembler.keep_for(plan_of(of(41, 2), {}), asset)
+    assert list(assembler.missing(asset.digest, asset.size)) == [1, 2]
+    for chunk in others:
+        assert assembler.add(chunk), "it is waited for"
+    assert assembler.get(asset.digest, asset.size) == model
+    assembler.keep_for(PLAN)
+    assert list(assembler.missing(asset.digest, asset.size)) == [0, 1, 2]
+
+
 def test_what_is_complete_is_not_gathered_a_second_time() -> None:
     assembler = Assembler()
     assembler.keep_for(PLAN)
