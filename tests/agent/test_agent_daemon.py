@@ -159,7 +159,8 @@ def test_a_round_is_charged_once_though_it_is_announced_again_and_again(
         agent.clock.advance_until(lambda: len(ids(announcer, fleet)) == both, "the second round", 10.0)
         for identity in ids(announcer, fleet):
             announcer.confirm(identity)
-        wait_until(lambda: not rows(file, "SELECT * FROM fragments WHERE state = 'sent'"), "the receipts")
+        # Those of the first round too, which its successor has made expire meanwhile.
+        wait_until(lambda: not rows(file, "SELECT * FROM fragments WHERE state != 'counted'"), "the receipts")
     with agent_thread(file):
         announcer.announce(plan_for(fleet, round=3))
         wait_until(lambda: len(charges(file)) == 3, "the third round, after a restart")
