@@ -25,6 +25,7 @@ import logging
 import os
 import resource
 import select
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -376,9 +377,11 @@ def _end_first() -> None:
 def _end_with_parent() -> None:
     """Let the kernel end this process and its forks when the other end of standard input closes.
 
-    A pipe of which that is so sends SIGIO to its owner, here the process group, which that signal ends.
+    A pipe of which that is so sends a signal to its owner, here the process group. It is the one that also
+    ends processes that stand still, as those do while a round is prepared.
     """
     fcntl.fcntl(sys.stdin, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(sys.stdin, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(sys.stdin, fcntl.F_SETFL, fcntl.fcntl(sys.stdin, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([sys.stdin], [], [], 0)[0]:
         sys.exit(ExitCode.INTERRUPTED)  # It has closed already.

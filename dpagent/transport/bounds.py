@@ -8,6 +8,10 @@ acknowledged in one write. Of a message that is too long as much is kept as show
 dropped as it comes. The message is then refused, and acknowledged, like any other that nobody can read:
 ending the connection instead would let one client with such a message keep all others away from a broker.
 
+The library gives a connection up on which nothing comes for a while, and does not see what comes here. So it
+is shown the answer to a ping now and then while anything does: the true one waits behind all that the broker
+has sent before, which takes a slow link longer than that.
+
 What no broker may send to such a client ends the connection, before the library keeps state for it: QoS 2
 (whose messages wait in memory for an end that never comes), a second CONNACK, answers to nothing that was
 asked, a flood of messages whose acknowledgements it does not read.
@@ -16,6 +20,7 @@ asked, a flood of messages whose acknowledgements it does not read.
 from __future__ import annotations
 
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
@@ -33,11 +38,17 @@ MAX_PACKET_BYTES: Final = MAX_MESSAGE_BYTES + 1_024
 """Longest packet that reaches the library: a message, its topic and properties."""
 LONGEST_PAYLOAD: Final = MAX_MESSAGE_BYTES + 1
 """More of a payload is not kept: it is too long for any message already."""
+_CONNACK, _PUBLISH, _PUBACK, _SUBACK, _UNSUBACK, _PINGRESP, _DISCONNECT = 2, 3, 4, 9, 11, 13, 14
 _READ_BYTES: Final = 1 << 16
+_SIGN_OF_LIFE: Final = bytes([_PINGRESP << 4, 0])
+_SIGN_EVERY_S: Final = 0.5
 _MAX_UNANSWERED: Final = 4_096
 """Messages to acknowledge that may arrive while the broker takes no byte."""
+_MOST_WAITING: Final = 256
+"""Writes that may wait until the broker takes more; beyond that, what may be lost is dropped."""
+_MOST_ANSWERS: Final = 4_096
+"""Writes that may wait, of whatever kind, when more messages arrive."""
 
-_CONNACK, _PUBLISH, _PUBACK, _SUBACK, _UNSUBACK, _PINGRESP, _DISCONNECT = 2, 3, 4, 9, 11, 13, 14
 _PUBACK_HEADER: Final = bytes([_PUBACK << 4, 2])
 _FROM_BROKERS: Final = frozenset((_CONNACK, _PUBLISH, _PUBACK, _SUBACK, _UNSUBACK, _PINGRESP, _DISCONNECT))
 """Types of packets for a client that publishes and subscribes at QoS 1."""
@@ -87,6 +98,8 @@ class BoundedSocket:
         """Bytes that are left of a packet that was too long."""
         self._is_greeted = False
         self._unanswered = 0
+        self._sign_due_at = 0.0
+        """When the library is shown again that the broker is there (monotonic)."""
 
     def recv(self, size: int) -> bytes:
         """Up to ``size`` bytes, or none if the broker has closed the connection.
@@ -99,6 +112,9 @@ class BoundedSocket:
             if not data:
                 return data
             self._take(data)
+            if self._is_greeted and (now := time.monotonic()) >= self._sign_due_at:
+                self._sign_due_at = now + _SIGN_EVERY_S
+                self._pass_on(_SIGN_OF_LIFE)
         while self._waiting:
             first = self._waiting[0]
             if isinstance(first, bytearray):
@@ -158,7 +174,8 @@ class BoundedSocket:
                 return
             self._is_greeted = True
             if data[at] >> 4 == _PUBLISH:
-                self._put(self._publication(data[at], data[start:stop]))
+                is_cut = length > MAX_PACKET_BYTES
+                self._put(self._publication(data[at], data[start:stop], is_cut=is_cut))
             else:
                 self._pass_on(data[at:stop])
             dropped = min(start + length - stop, end - stop)
@@ -196,8 +213,8 @@ class BoundedSocket:
         elif quality > 1:
             raise RulesBrokenError(f"a message came with QoS {quality}")
 
-    def _publication(self, first: int, body: bytes) -> Publication:
-        """A message, whose beginning is there.
+    def _publication(self, first: int, body: bytes, *, is_cut: bool) -> Publication:
+        """A message, whose beginning is there: of one that is cut, :data:`MAX_PACKET_BYTES`.
 
         Raises:
             RulesBrokenError: It is none, or the broker takes no acknowledgements.
@@ -216,13 +233,15 @@ class BoundedSocket:
                 at += length
         except (IndexError, UnicodeDecodeError) as error:
             raise RulesBrokenError(f"a packet is malformed ({type(error).__name__})") from error
-        if at > len(body):
+        if at > len(body) and not is_cut:
             raise RulesBrokenError("a packet is malformed (its properties do not end)")
         if number is not None:
             self._unanswered += 1
             if self._unanswered > _MAX_UNANSWERED:
                 raise RulesBrokenError(f"the broker takes no answer to {_MAX_UNANSWERED:,} messages")
-        return Publication(topic, body[at : at + LONGEST_PAYLOAD], number)
+        # Properties may be too long, too, and any client of the broker's gives them to its message.
+        payload = body[at : at + LONGEST_PAYLOAD] if at <= len(body) else bytes(LONGEST_PAYLOAD)
+        return Publication(topic, payload, number)
 
 
 def _body_of(data: bytes, at: int) -> tuple[int, int] | None:
@@ -291,12 +310,15 @@ class BoundedClient(paho.Client):
         return MQTTErrorCode.MQTT_ERR_PROTOCOL
 
     def publish_together(self, messages: Iterable[tuple[str, bytes]], *, properties: bytes) -> None:
-        """Publish messages at QoS 0, in one write. Of these, nobody is told anything.
+        """Publish messages at QoS 0, in one write. Of these, nobody is told anything, and they are dropped if
+        the broker has not taken what was written long before.
 
         Args:
             messages: Topics and payloads.
             properties: That each has, as MQTT 5 encodes them; empty with 3.1.1.
         """
+        if len(self._out_packet) > _MOST_WAITING:
+            return
         packets = bytearray()
         for topic, payload in messages:
             name = topic.encode()
@@ -308,6 +330,15 @@ class BoundedClient(paho.Client):
     def acknowledge(self, numbers: Iterable[int]) -> None:
         """Acknowledge messages of these packet identifiers, in one write."""
         self._write(b"".join(_PUBACK_HEADER + number.to_bytes(2, "big") for number in numbers))
+
+    def require_answers_taken(self) -> None:
+        """See that the broker takes what it is sent, however little at a time, before more of it arrives.
+
+        Raises:
+            RulesBrokenError: It does not.
+        """
+        if len(self._out_packet) > _MOST_ANSWERS:
+            raise RulesBrokenError(f"the broker takes less than it sends: {_MOST_ANSWERS:,} writes wait")
 
     def _write(self, packets: bytes | bytearray) -> None:
         """Send packets. To the library they are one of no kind, after which it has nothing more to do."""

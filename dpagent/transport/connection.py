@@ -284,6 +284,7 @@ class Connection:
         return None if accepted_at is None else time.monotonic() - accepted_at
 
     def _on_messages(self, publications: list[Publication]) -> None:
+        self._client.require_answers_taken()
         taken: list[Publication] = []
         for each in publications:
             if not self._room.acquire(blocking=False):

@@ -17,6 +17,7 @@ Power: no randomness.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -93,6 +94,38 @@ def test_a_look_computes_nothing_while_a_round_is_prepared(worker: Worker, tmp_p
     worker.resume_look()
     assert worker._counts_at > counts_at
     wait_until((tmp_path / "state" / "records.found").exists, "the end of the look")
+
+
+@pytest.fixture
+def adopting() -> Iterator[None]:
+    """Orphans become children of this process, which is of their session: as in a container, whose first
+    process is no system's. So no kernel ends a group of orphans that stand still."""
+    set_child_subreaper, on, off = 36, 1, 0  # of prctl(2)
+    kernel = ctypes.CDLL(None)
+    assert kernel.prctl(set_child_subreaper, on) == 0
+    yield
+    assert kernel.prctl(set_child_subreaper, off) == 0
+
+
+@pytest.mark.usefixtures("executed", "adopting")
+def test_a_look_that_stands_still_ends_with_its_training_process(worker: Worker, tmp_path: Path) -> None:
+    """It holds the lock of the rows: the next look would wait for it for ever, and so would a restart."""
+    worker.prepare(ORDER).result(PATIENCE_S)
+    write(tmp_path / "photos" / "0" / "slow.jpg", hostile.slow_jpeg())
+    worker.update().result(PATIENCE_S)
+    worker.look()
+    running = worker._running
+    assert running is not None
+    look = wait_until(lambda: len(found := below(running._process.pid)) == 2 and found, "a look that decodes")
+    worker.hold_look()
+    wait_until(lambda: all(state == "T" for state, _ in computed(look)), "a look that stands still")
+    os.kill(running._process.pid, signal.SIGKILL)
+    try:
+        wait_until(lambda: all(state == "Z" for state, _ in computed(look)), "the end of the look")
+    finally:
+        os.killpg(look[0], signal.SIGKILL)
+        for process in look:
+            os.waitpid(process, 0)
 
 
 class Asked(Unpaused):

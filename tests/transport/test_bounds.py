@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address
@@ -17,11 +18,13 @@ from cryptography.x509.oid import NameOID
 from hostile_brokers import HostileBroker, Link, length, publication
 from hypothesis import given
 from hypothesis import strategies as st
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from dpagent.protocol.messages import MAX_MESSAGE_BYTES
 from dpagent.transport.bounds import (
     LONGEST_PAYLOAD,
     MAX_PACKET_BYTES,
+    BoundedClient,
     BoundedSocket,
     Publication,
     RulesBrokenError,
@@ -65,6 +68,7 @@ def passed(*parts: bytes, has_properties: bool = False) -> list[bytes | Publicat
     """What reaches the library, in pieces, and the program, in order."""
     found: list[bytes | Publication] = []
     bounded = BoundedSocket(Stream(*parts), has_properties=has_properties, arrived=found.extend)
+    bounded._sign_due_at = math.inf  # It comes of a clock.
     while True:
         try:
             data = bounded.recv(1_000)
@@ -129,6 +133,15 @@ def test_a_long_message_is_cut_and_what_follows_is_whole(size: int) -> None:
     assert passed(GREETING, *(long[at : at + 9_000] for at in range(0, len(long), 9_000)), after) == expected
 
 
+def test_a_message_whose_properties_are_longer_than_any_packet_is_cut_as_well() -> None:
+    """Any client gives its message such properties, and a broker may not mind what this side told it."""
+    properties = 4 * (b"\x26\0\1a" + (20_000).to_bytes(2, "big") + bytes(20_000))
+    body = b"\0\1t\0\7" + length(len(properties)) + properties + b"payload"
+    long, after = b"\x32" + length(len(body)) + body, publication("t", b"x", 8, version=5)
+    expected = [Publication("t", bytes(LONGEST_PAYLOAD), 7), Publication("t", b"x", 8)]
+    assert passed(GREETING + long + after, has_properties=True) == [GREETING, *expected]
+
+
 FORBIDDEN = {
     "a message before the greeting": publication("t", b"x", 1, version=4),
     "a second greeting": GREETING * 2,
@@ -166,8 +179,49 @@ def test_a_broker_that_takes_answers_may_send_for_ever() -> None:
     assert len(found) == 10_000
 
 
-def session_at(broker: HostileBroker, protocol: str, pace: Pace = HURRIED) -> MqttSession:
+class Trickle(Stream):
+    """A socket of which the other side takes a byte now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls = 0
+
+    def send(self, buffer: bytes | bytearray) -> int:
+        self._calls += 1
+        if self._calls % 1_000:
+            raise BlockingIOError
+        return 1
+
+
+def slow_client() -> BoundedClient:
+    client = BoundedClient(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv311)
+    client._sock = Trickle()
+    return client
+
+
+def test_what_may_be_lost_does_not_pile_up_for_a_broker_that_takes_less() -> None:
+    client = slow_client()
+    for _ in range(20_000):
+        client.publish_together([("t", bytes(16))], properties=b"")
+    assert len(client._out_packet) < 300
+
+
+def test_a_broker_that_takes_less_than_it_sends_is_left() -> None:
+    client = slow_client()
+    for _ in range(4_000):
+        client.acknowledge([1])
+        client.require_answers_taken()
+    for _ in range(1_000):
+        client.acknowledge([1])
+    with pytest.raises(RulesBrokenError, match="takes less than it sends"):
+        client.require_answers_taken()
+
+
+def session_at(
+    broker: HostileBroker, protocol: str, pace: Pace = HURRIED, *, keepalive_s: int = 30
+) -> MqttSession:
     settings = MqttSettings.model_validate({"url": broker.url, "protocol": protocol})
+    settings = settings.model_copy(update={"keepalive_s": keepalive_s})  # shorter than anybody may set it
     return MqttSession(
         settings, client_id=None, subscriptions=[Subscription("t")], persistent=False, pace=pace
     )
@@ -219,6 +273,29 @@ def test_pauses_double_as_long_as_the_broker_breaks_the_rules() -> None:
             session._start_at = 0.0  # now
             session.next_event(0.0)
     assert pauses == pytest.approx([100.0, 200.0, 400.0, 500.0], rel=0.2)
+
+
+@pytest.mark.parametrize("protocol", VERSIONS)
+@pytest.mark.parametrize("pieces", [1, 12], ids=["in messages", "in one message"])
+def test_what_arrives_shows_that_the_broker_is_there(protocol: str, pieces: int) -> None:
+    """On a slow link, the answer to a ping waits behind all that the broker has sent before."""
+    with (
+        HostileBroker() as broker,
+        session_at(broker, protocol, keepalive_s=1) as session,
+        broker.link() as link,
+    ):
+        greeted(link, session)
+        message = publication("t", bytes(2_400), 7, version=link.version)
+        step = len(message) // pieces + 1
+        for _ in range(12 // pieces):
+            for at in range(0, len(message), step):
+                link.send(message[at : at + step])
+                time.sleep(0.3)
+            assert wait_for(session, Received).payload == bytes(2_400)
+        assert session.connected
+        assert not isinstance(session.next_event(0.0), Disconnected)
+        # A broker that has nothing more to say, also to a ping, is given up.
+        assert "keep" in wait_for(session, Disconnected).reason.lower()
 
 
 # --- TLS ----------------------------------------------------------------------------------------
