@@ -516,3 +516,12 @@ class Cycle:
         raw, size = receipts.digests, RECEIPT_DIGEST_BYTES
         digests = [raw[start : start + size] for start in range(0, len(raw), size)]
         return self._state.mark_counted(digests, self._clock.unix())
+
+    def take_own_receipt(self, place: str, digest: bytes) -> int:
+        """Drop a fragment of which a receipt came on a topic of its own; return the number of ours.
+
+        Args:
+            place: the last level of the topic.
+            digest: what the receipt says.
+        """
+        return self._state.mark_own_counted(place, digest, self._clock.unix())

@@ -361,7 +361,7 @@ class Agent:
                 if self._cycle.take_receipts(self._verifier.open(payload, Receipts, "receipts")):
                     self._last_receipt_at = self._clock.unix()
             elif topic.startswith(self._topics.receipt("")):
-                self._take_own_receipt(payload)
+                self._take_own_receipt(topic.removeprefix(self._topics.receipt("")), payload)
             elif topic == self._topics.token_keys:
                 self._tokens.watch.take_keys(payload)
             elif topic == self._topics.witness:
@@ -382,13 +382,13 @@ class Agent:
                 self._warned.add(error.reason)
             self._rejected += 1
 
-    def _take_own_receipt(self, payload: bytes) -> None:
+    def _take_own_receipt(self, place: str, payload: bytes) -> None:
         """Take a receipt that came on a topic of its own.
 
         Anything else there is passed over: a note of it on the disk would be what the coordinator has one
         board do whose fragment it knows, and not whose it is.
         """
-        if len(payload) == RECEIPT_DIGEST_BYTES and self._cycle.take_receipts(Receipts(payload)):
+        if len(payload) == RECEIPT_DIGEST_BYTES and self._cycle.take_own_receipt(place, payload):
             self._last_receipt_at = self._clock.unix()
 
     def _count_traffic(self) -> None:

@@ -108,6 +108,13 @@ class Probes:
         """Note that probes were published; without a receipt they leave again at these times, by digest."""
         self._due_at.update(resend_at)
 
+    def message(self, digest: bytes) -> bytes | None:
+        """The message of a pending probe, by its digest."""
+        row = self._connection.execute(
+            "SELECT message FROM probes WHERE digest = ? AND NOT is_counted", (digest,)
+        ).fetchone()
+        return None if row is None else row["message"]
+
     def mark_counted(self, digests: Sequence[bytes]) -> int:
         """Note those that have a receipt, also of a round that is over; return the number of ours. Others of
         its round leave no more."""

@@ -172,6 +172,14 @@ class Spool:
         )
         self._connection.execute("UPDATE times SET due_at = ? WHERE digest = ?", (resend_at, digest))
 
+    def message(self, digest: bytes) -> bytes | None:
+        """The message of a pending fragment, by its digest."""
+        row = self._connection.execute(
+            f"SELECT message FROM fragments JOIN messages USING (number) WHERE digest = ? AND {UNCOUNTED}",
+            (digest,),
+        ).fetchone()
+        return None if row is None else row["message"]
+
     def mark_counted(self, digests: Sequence[bytes]) -> int:
         """Drop the fragments in a receipt, also of a closed round; return the number of ours."""
         marks = [(digest,) for digest in digests]

@@ -290,6 +290,22 @@ class AgentState(StateDatabase):
         faults.reached(FaultPoint.AGENT_RECEIPTED)
         return counted
 
+    def mark_own_counted(self, place: str, digest: bytes, now: float) -> int:
+        """Drop the fragment or probe in a receipt on a topic of its own; return the number of ours.
+
+        On the topic of any other it is none. The coordinator could else say of one fragment on the topic of
+        another that it counts: were it not sent again, both would be of the board that hears that topic.
+
+        Args:
+            place: where the receipt came: the last level of its topic.
+            digest: what it says.
+            now: Unix time.
+        """
+        message = self.spool.message(digest) or self.probes.message(digest)
+        if message is None or SpooledFragment(digest, message).receipt_place != place:
+            return 0
+        return self.mark_counted([digest], now)
+
     def reschedule(self, times: Iterable[tuple[float | None, bytes]]) -> None:
         """Give pending fragments new times."""
         self.spool.reschedule(times)

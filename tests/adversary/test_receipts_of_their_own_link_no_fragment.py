@@ -8,10 +8,14 @@ Parameters: eight boards with 40 fragments each in a window of 100 s, real spool
     when it ended: a broker tells the publisher whether anybody hears a topic, as the first test sees. It
     takes two fragments for one board's if one of them begins or ends just when the other does.
 
+A second attack: it withholds all receipts, and says on the topic of one fragment that all others count.
+
 Power: where a topic ends with the next publication, it knows all pairs that leave one after the other; where
     all of a board end together, all pairs. More than four of five of its guesses are right.
 
-Outcome: one in eight is right, as by chance.
+    A board that takes a digest wherever it hears it tells by its silence all that are its.
+
+Outcome: one in eight is right, as by chance; what is said on another's topic silences nothing.
 """
 
 from __future__ import annotations
@@ -105,8 +109,8 @@ class Board:
         publisher.draw_times()
         return board
 
-    def step(self) -> None:
-        """Ten milliseconds; whatever arrives gets its receipt."""
+    def step(self, *, answers: bool = True) -> None:
+        """Ten milliseconds; whatever arrives gets its receipt, if anything does."""
         self.clock.advance(STEP_S)
         now = self.clock.monotonic()
         while self.receipts and self.receipts[0][0] <= now:
@@ -115,7 +119,8 @@ class Board:
         for step, topic in self.line.steps[self.seen :]:
             if step == "hear":
                 self.began[topic] = now
-                self.receipts.append((now + ANSWER_S, self.digests[topic]))
+                if answers:
+                    self.receipts.append((now + ANSWER_S, self.digests[topic]))
             elif step == "hear no more":
                 self.ended[topic] = now
         self.seen = len(self.line.steps)
@@ -186,3 +191,36 @@ def test_power_other_ends_tell_pairs(boards: list[Board], rule: Callable[[Publis
     right, probability = guessed(boards)
     assert probability < ALPHA
     assert right > 0.8
+
+
+Takes = Callable[[AgentState, str, bytes], int]
+
+
+def silenced(boards: list[Board], takes: Takes) -> set[str]:
+    """Topics of fragments that are sent no more, after the digests of all were said on the topic of one."""
+    told = next(iter(boards[0].digests))
+    ends_at = 5.0 + WINDOW_S
+    for number in range(round((ends_at + 12.0) / STEP_S)):
+        for board in boards:
+            board.step(answers=False)
+            if number == round(ends_at / STEP_S) and told in board.line.heard:
+                for digest in [digest for each in boards for digest in each.digests.values()]:
+                    takes(board.state, told.rpartition("/")[2], digest)
+    return {
+        topic
+        for board in boards
+        for topic in board.digests
+        # A subscription may also end for a moment where a fragment waits for its turn to be sent again.
+        if board.began[topic] < board.ended.get(topic, 0.0) < board.clock.monotonic() - 1.0
+    }
+
+
+def test_what_is_said_on_the_topic_of_another_silences_none(boards: list[Board]) -> None:
+    told = next(iter(boards[0].digests))
+    takes: Takes = lambda state, place, digest: state.mark_own_counted(place, digest, 0.0)  # noqa: E731
+    assert silenced(boards, takes) == {told}
+
+
+def test_power_a_board_that_takes_a_digest_anywhere_tells_all_that_are_its(boards: list[Board]) -> None:
+    takes: Takes = lambda state, _place, digest: state.mark_counted([digest], 0.0)  # noqa: E731
+    assert silenced(boards, takes) == boards[0].digests.keys()

@@ -139,6 +139,8 @@ def test_what_is_no_receipt_on_such_a_topic_is_passed_over_without_a_trace(tmp_p
             agent._receive(topic, payload)
         assert (agent._rejected, agent._last_receipt_at) == (0, None)
         assert fragment.digest in agent._state.spool.pending()
+        agent._receive(agent._topics.receipt(receipt_place(os.urandom(16))), fragment.digest)
+        assert fragment.digest in agent._state.spool.pending(), "it came where it does not belong"
         agent._receive(topic, fragment.digest)
         assert agent._state.spool.pending() == {}
         assert agent._last_receipt_at is not None

@@ -44,6 +44,8 @@ class Device:
         self.plan: dict[str, Any] | None = None
         self.chunks: dict[tuple[bytes, int], bytes] = {}
         self.pending: dict[bytes, bytes] = {}
+        self.topics: dict[bytes, str] = {}
+        """Of receipts on topics of their own, by what is said there."""
         self.heard: list[str] = []
         """Topics to subscribe to before messages are published, where receipts have topics of their own."""
 
@@ -58,7 +60,9 @@ class Device:
                 for start in range(0, len(digests), 16):
                     self.pending.pop(digests[start : start + 16], None)
             case ["receipts", _]:
-                self.pending.pop(data, None)
+                # Of this topic's fragment, or none: what one topic says of others would tell whose they are.
+                if self.topics.get(data) == topic:
+                    self.pending.pop(data, None)
             case ["model", _] | ["asset", _, _]:
                 chunk = open_signed(data, "model", self.fleet, self.public_key)
                 if len(chunk) < 36:
@@ -107,6 +111,7 @@ class Device:
                     message, plan_digest(plan), self.fleet, plan["mixer"], random_bytes(32)
                 )
             self.pending[receipt(identity)] = message
+            self.topics[receipt(identity)] = receipt_topic(identity, self.fleet)
             if plan["receipts"] == "fragment":
                 self.heard.append(receipt_topic(identity, self.fleet))
         return list(self.pending.values())
