@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -79,22 +80,35 @@ def _unfilled(spec: ModelSpec) -> bytes:
 def _made(request: Request) -> bytes:
     # From where this program imports, and not from the directory that it runs in.
     places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", _PROGRAM],
-        input=pickle.dumps(request),
-        capture_output=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": places},
-        process_group=0,  # A terminal's Ctrl-C ends this program, which ends that one.
-    )
-    if done.returncode < 0:
+    # A service manager's SIGTERM goes to all programs: a job would be paused because this one is stopped.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", _PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": places},
+            process_group=0,  # A terminal's Ctrl-C ends this program, which ends that one.
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with process:
+        try:
+            said, complaint = process.communicate(pickle.dumps(request))
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode < 0:
         raise ModelMakingError(
-            f"The program that makes the model's ONNX files was ended by signal {-done.returncode}; the "
+            f"The program that makes the model's ONNX files was ended by signal {-process.returncode}; the "
             "system may have run out of memory. Free some, and start the coordinator again."
         )
-    if done.returncode:
-        raise RuntimeError(f"{_PROGRAM} ended with {done.returncode}: {done.stderr.decode(errors='replace')}")
-    answer: bytes | DpagentError = pickle.loads(done.stdout)
+    if process.returncode:
+        raise RuntimeError(
+            f"{_PROGRAM} ended with {process.returncode}: {complaint.decode(errors='replace')}"
+        )
+    answer: bytes | DpagentError = pickle.loads(said)
     if isinstance(answer, DpagentError):
         raise answer
     return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,19 @@ def test_a_program_that_is_ended_is_told_in_one_sentence(
     monkeypatch.setattr("coordinator.model_making._PROGRAM", "ended_program")
     with pytest.raises(ModelMakingError, match="ended by signal 9; the system may have run out of memory"):
         unfilled_model(built_in("digits"), {})
+
+
+def test_a_stop_of_the_service_does_not_end_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service manager's signal goes to all programs: the job was paused, as if memory had run out."""
+    stopped = "import os, pickle, sys\nfor number in (2, 15):\n    os.kill(os.getpid(), number)\n"
+    (tmp_path / "stopped_program.py").write_text(stopped + "sys.stdout.buffer.write(pickle.dumps(b'made'))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("coordinator.model_making._PROGRAM", "stopped_program")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert unfilled_model(built_in("digits"), {}) == b"made"
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 def test_a_coordinator_loads_neither_onnx_nor_its_runtime() -> None:
