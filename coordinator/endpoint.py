@@ -74,7 +74,6 @@ class Endpoint(socketserver.ThreadingMixIn, socketserver.TCPServer):
     request_queue_size = 128
 
     def __init__(self, enrolment: Enrolment) -> None:
-        self.enrolment = enrolment
         settings = enrolment.settings.enrolment
         if settings.address is None:
             raise ConfigurationError(
@@ -82,9 +81,8 @@ class Endpoint(socketserver.ThreadingMixIn, socketserver.TCPServer):
             )
         self.host, port = split_address(settings.address)
         self._authority_file = AuthorityFiles(enrolment.settings.members_dir).certificate
-        self._authority_stamp = self._stamp()
-        self._context = _context(enrolment.authorities)
-        self._certify()
+        self._authority_stamp, self._follows_at = self._stamp(), 0.0
+        self._certify(enrolment.anew())
         self._lock = threading.Lock()
         self._open: dict[socket.socket, tuple[str, float]] = {}
         """Address and deadline (monotonic) of each connection."""
@@ -142,9 +140,8 @@ class Endpoint(socketserver.ThreadingMixIn, socketserver.TCPServer):
             # The plain method: that of TLS takes the object away from the thread that reads from it.
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
-        if (stamp := self._stamp()) != self._authority_stamp:
-            self._authority_stamp = stamp
-            self._follow_authorities()
+        if now >= self._follows_at and (stamp := self._stamp()) != self._authority_stamp:
+            self._follow_authorities(stamp, now)
         if datetime.now(UTC) >= self._certified_until:
             self._certify_again()
         if (self._turned_away or self._refused) and now >= self._complained_at + _COMPLAINT_S:
@@ -209,34 +206,38 @@ class Endpoint(socketserver.ThreadingMixIn, socketserver.TCPServer):
             return 0, 0
         return status.st_ino, status.st_mtime_ns
 
-    def _follow_authorities(self) -> None:
+    def _follow_authorities(self, stamp: tuple[int, int], now: float) -> None:
         try:
-            self.enrolment = self.enrolment.anew()
-            self._context = _context(self.enrolment.authorities)
-            self._certify()
+            self._certify(self.enrolment.anew())
         except DpagentError as error:
-            log.error("the authority has changed, and cannot be used: %s", error)
+            log.error("the authority has changed, and cannot be used; it will be tried again: %s", error)
+            self._follows_at = now + _COMPLAINT_S
         else:
             log.info("the authority has changed")
+            self._authority_stamp = stamp
 
     def _certify_again(self) -> None:
         try:
-            self._certify()
+            self._certify(self.enrolment)
         except DpagentError as error:  # The one so far lasts for days.
             log.error("the endpoint's certificate was not renewed: %s", error)
             self._certified_until += _AGAIN
 
-    def _certify(self) -> None:
-        """A fresh key and certificate for the endpoint's address."""
+    def _certify(self, enrolment: Enrolment) -> None:
+        """Answer with this from now on, under a fresh key and certificate for the endpoint's address.
+
+        If it fails, all stays as it is: TLS without a certificate would answer nobody.
+        """
         now, key = datetime.now(UTC), ec.generate_private_key(ec.SECP256R1())
-        authority = self.enrolment.authorities.anchor
+        authority, context = enrolment.authorities.anchor, _context(enrolment.authorities)
         certificate = authority.issue_server(key.public_key(), [self.host], days=_CERTIFICATE_DAYS, now=now)
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        file = self.enrolment.settings.members_dir / "endpoint.pem"
+        file = enrolment.settings.members_dir / "endpoint.pem"
         write_atomically(file, private + pem_of([certificate, *authority.chain[:-1]]), mode=0o600)
-        self._context.load_cert_chain(file)
+        context.load_cert_chain(file)
+        self.enrolment, self._context = enrolment, context
         self._certified_until = certificate.not_valid_after_utc - timedelta(days=_CERTIFICATE_DAYS / 3)
 
 

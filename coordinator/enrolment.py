@@ -61,7 +61,8 @@ class Enrolment:
 
     Attributes:
         settings: ``fleet.yaml``.
-        authorities: the fleet's.
+        authorities: the fleet's, as TLS has them. Whatever is issued or written is of those that are in the
+            files by then, read in the transaction: a change is one, too.
         coordinator_key: what boards know the coordinator by.
         broker: what they are told of the broker.
     """
@@ -88,7 +89,7 @@ class Enrolment:
                 device = devices.find(known)
                 if device is None or not device.is_member:
                     raise RefusedError(f"Device {known} enrolled with this code, and is no member any more.")
-                return self._answer(device)
+                return self.anew()._answer(device)
             if at >= invitation.expires_at:
                 raise RefusedError("The invitation has expired.")
             if invitation.used >= invitation.uses:
@@ -100,17 +101,18 @@ class Enrolment:
                 )
             if invitation.replaces is not None and devices.successor(invitation.replaces) is not None:
                 raise RefusedError(f"Device {invitation.replaces} has been replaced by another already.")
-            certificate = self._issued(key, new_device_id())
+            desk = self.anew()  # `ca change` may have come since the endpoint looked.
+            certificate = desk._issued(key, new_device_id())
             device = devices.add(certificate, at=at, replaces=invitation.replaces, note=invitation.note)
             invitations.redeem(invitation, digest, device.id)
-            lists_members = write_begun(self.settings, self.authorities, devices, datetime.now(UTC))
+            lists_members = write_begun(self.settings, desk.authorities, devices, datetime.now(UTC))
         if lists_members:
             self._tell_broker()
         log.info(
             "device %s enrolled%s", device.id, f", in the place of {device.replaces}" * bool(device.replaces),
             extra=about(event=Event.DEVICE_ENROLLED, device=device.id),
         )  # fmt: skip
-        return self._answer(device)
+        return desk._answer(device)
 
     def renew(self, asked: RenewRequest, certificate: x509.Certificate | None) -> RenewAnswer:
         """Issue the next certificate of a member, for the key that it has.
@@ -138,14 +140,15 @@ class Enrolment:
                     f"A device is given at most {MOST_RENEWALS} certificates a day.",
                     HTTPStatus.TOO_MANY_REQUESTS,
                 )
-            renewed = self._issued(key, device.id)
+            desk = self.anew()
+            renewed = desk._issued(key, device.id)
             devices.renew(renewed, at=at)
         log.info(
             "device %s renewed its certificate", device.id,
             extra=about(event=Event.CERTIFICATE_RENEWED, device=device.id),
         )  # fmt: skip
         return RenewAnswer(
-            certificate=pem_of(self.authorities.chain_of(renewed)).decode(), authorities=self._trusted
+            certificate=pem_of(desk.authorities.chain_of(renewed)).decode(), authorities=desk._trusted
         )
 
     def catch_up(self) -> None:
@@ -155,7 +158,7 @@ class Enrolment:
             ConfigurationError, StorageError: What it reads cannot be written.
         """
         with Devices(self.settings.members_place) as devices, devices.transaction():
-            lists_members = write_begun(self.settings, self.authorities, devices, datetime.now(UTC))
+            lists_members = write_begun(self.settings, self.anew().authorities, devices, datetime.now(UTC))
         if lists_members:
             self._tell_broker()
 

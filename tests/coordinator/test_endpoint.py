@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from brokers import wait_until
 from children import PATIENCE_S
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -336,3 +337,19 @@ def test_a_flood_of_connections_is_bounded(fleet: EnrolmentFleet) -> None:
     finally:
         for each in held:
             each.close()
+
+
+def test_a_change_that_cannot_be_taken_up_leaves_an_endpoint_that_answers(tmp_path: Path) -> None:
+    fleet = EnrolmentFleet(tmp_path, "mqtts://127.0.0.1:1").start()
+    try:
+        (fleet.members / "endpoint.pem").unlink()
+        (fleet.members / "endpoint.pem" / "in the way").mkdir(parents=True)
+        assert fleet.run("ca", "change").returncode == 0
+        endpoint = fleet.endpoint
+        assert endpoint is not None
+        wait_until(lambda: "the authority has changed, and cannot be used" in endpoint.said(), "the endpoint")
+        # What it issues is of the new one all the same.
+        authorities = load_authorities(fleet.members, now=datetime.now(UTC))
+        assert authorities.issuing.has_issued(entered(fleet).identity.certificate)
+    finally:
+        fleet.stop()
