@@ -206,14 +206,12 @@ class Devices:
             )
             return [(int(row["serial"], 16), float(row["revoked_at"])) for row in rows]
 
-    def ended(self, now: float) -> tuple[str, ...]:
-        """The devices of :meth:`revoked_certificates`."""
+    def ended(self) -> tuple[str, ...]:
+        """All that are no members any more, also past the end of their certificates: a connection that was
+        open before it may last longer."""
         with self.database.errors():
             rows = self.database.execute(
-                "SELECT DISTINCT devices.id, revoked_at FROM certificates JOIN devices ON devices.id = "
-                "device "
-                "WHERE state <> ? AND expires_at > ? ORDER BY revoked_at, devices.id",
-                (DeviceState.ENROLLED, now),
+                "SELECT id FROM devices WHERE state <> ? ORDER BY revoked_at, id", (DeviceState.ENROLLED,)
             )
             return tuple(str(row["id"]) for row in rows)
 

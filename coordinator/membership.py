@@ -26,13 +26,12 @@ _PROGRAM_S: Final = 60
 
 def membership_of(authorities: Authorities, devices: Devices, now: datetime) -> Membership:
     """Who is a member at ``now``, as a broker is told."""
-    at = now.timestamp()
-    revoked = devices.revoked_certificates(at)
+    revoked = devices.revoked_certificates(now.timestamp())
     return Membership(
         authorities=pem_of(authorities.trusted),
         revocations=authorities.revocation_lists(revoked, now=now),
         members=tuple(device.id for device in devices.all() if device.is_member),
-        ended=devices.ended(at),
+        ended=devices.ended(),
     )
 
 

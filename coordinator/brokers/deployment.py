@@ -47,7 +47,7 @@ class Membership:
         authorities: whose certificates are let in, in PEM.
         revocations: the list of each, in PEM.
         members: ids of the devices that may take part.
-        ended: ids of those that may no longer, though a certificate of theirs has not expired.
+        ended: ids of those that may no longer.
     """
 
     authorities: bytes
