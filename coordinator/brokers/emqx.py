@@ -81,7 +81,8 @@ class Emqx:
                 "session_expiry_interval": "168h",
                 # A coordinator follows the requests for tokens of all boards; the rules refuse others.
                 "wildcard_subscription": deployment.wants_certificates,
-                "shared_subscription": False,
+                # Workers share what comes.
+                "shared_subscription": any(user.role is Role.WORKER for user in deployment.users),
                 **({"peer_cert_as_username": "cn"} if deployment.wants_certificates else {}),
             },
             "retainer": {

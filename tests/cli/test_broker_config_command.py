@@ -122,6 +122,8 @@ def test_workers_are_one_user_that_reads_fragments_and_nothing_else(
         rules = (tmp_path / "broker" / "acl.conf").read_text()
         own = [line for line in rules.splitlines() if '"worker"' in line]
         assert [re.findall(r"\[.*\]", line) for line in own] == [["[]"], ['["dpagent/v1/porch/fragments"]']]
+        settings = json.loads((tmp_path / "broker" / "emqx.conf").read_text())
+        assert settings["mqtt"]["shared_subscription"] is True
 
 
 @pytest.mark.parametrize("software", ["rabbitmq", "nats"])
@@ -140,6 +142,7 @@ def test_files_of_emqx_are_well_formed(tmp_path: Path, tls: list[Path | str]) ->
     assert "never run" in result.stdout
     settings = json.loads((tmp_path / "broker" / "emqx.conf").read_text())
     assert settings["authorization"]["no_match"] == "deny"
+    assert settings["mqtt"]["shared_subscription"] is False
     rules = (tmp_path / "broker" / "acl.conf").read_text().splitlines()
     assert rules[-1] == "{deny, all}."
     assert all(
@@ -220,6 +223,9 @@ def test_the_files_follow_who_is_a_member(
     revoked = dpagent("coordinator", "devices", "revoke", member, "--config", fleet)
     assert revoked.returncode == 0
     assert is_let_in(member) is False
+    with Devices(tmp_path / "members") as devices:
+        # A connection may have been open since before the certificate ended.
+        assert devices.ended() == (gone, member)
     # Nobody started it: who did is told, unless it looks itself.
     assert ("Have the broker read" in revoked.stderr) is (software != "rabbitmq")
 
