@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from agent.hardware_key import HardwareKey
-from dpagent.errors import ConfigurationError
+from dpagent.errors import ConfigurationError, UsageError
 from dpagent.protocol import device_signing
 from dpagent.storage import disk_errors, write_atomically
 
@@ -127,15 +127,24 @@ def durable_key(file: Path, given: Path | None = None) -> device_signing.Signing
             that is made.
 
     Raises:
+        UsageError: There is one already, and it is not the given one.
         ConfigurationError, StorageError: It cannot be read or written.
     """
     with disk_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not file.exists() and given is not None:
+    if given is not None:
         read_private_key(given)
         with disk_errors(given):
             data = given.read_bytes()
-        write_atomically(file, data, mode=0o600)
+        if not file.exists():
+            write_atomically(file, data, mode=0o600)
+        with disk_errors(file):
+            if file.read_bytes() != data:
+                raise UsageError(
+                    f"{file} holds another key than {given}: that of an earlier attempt with this code. "
+                    "Leave --key out to go on with that one. Or remove it; if the fleet has issued a "
+                    "certificate for it, that takes another code, too."
+                )
     elif not file.exists():
         key = ec.generate_private_key(ec.SECP256R1())
         pem = key.private_bytes(

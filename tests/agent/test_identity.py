@@ -14,7 +14,7 @@ from members import certified, key_pem, new_authority, written
 
 from agent.identity import Identity, durable_key, read_private_key, signing_request
 from coordinator.authority import pem_of
-from dpagent.errors import ConfigurationError, StorageError
+from dpagent.errors import ConfigurationError, StorageError, UsageError
 
 
 def test_an_identity_is_read_back_and_signs(tmp_path: Path) -> None:
@@ -87,6 +87,20 @@ def test_a_key_is_made_once_and_is_its_owners(tmp_path: Path) -> None:
     assert first.private_numbers() == again.private_numbers()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+
+
+def test_a_key_that_is_given_is_never_passed_over_for_one_that_was_made(tmp_path: Path) -> None:
+    """As when an attempt without the key in hardware was interrupted."""
+    file, given = tmp_path / "device.new", tmp_path / "given.pem"
+    made = durable_key(file)
+    given.touch(mode=0o600)
+    given.write_bytes(key_pem(ec.generate_private_key(ec.SECP256R1())))
+    with pytest.raises(UsageError, match=r"another key than .*given\.pem"):
+        durable_key(file, given)
+    assert durable_key(file).public_key() == made.public_key()
+    file.unlink()
+    for _ in range(2):
+        assert durable_key(file, given).public_key() == read_private_key(given).public_key()
 
 
 def test_a_request_is_signed_by_the_key_and_names_nobody() -> None:
