@@ -49,7 +49,7 @@ class MarkedFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
         """As of :class:`logging.Formatter`."""
-        if is_private(record):
+        if _tells_of_records(record):
             record.message = f"{_MARK} {record.message}"
         return super().formatMessage(record)
 
@@ -59,7 +59,12 @@ class MarkedFormatter(logging.Formatter):
 
 
 def is_private(record: logging.LogRecord) -> bool:
-    """Whether a line of the log is for the owner alone."""
+    """Whether a message is for the owner alone, with all that belongs to it: a traceback is, which stands in
+    text on lines that nobody else is shown."""
+    return _tells_of_records(record) or bool(record.exc_info)
+
+
+def _tells_of_records(record: logging.LogRecord) -> bool:
     return getattr(record, "is_private", False) or record.name not in PUBLIC_LOGGERS
 
 

@@ -56,6 +56,8 @@ class JournalHandler(logging.StreamHandler):  # type: ignore[type-arg]
                 link.sendto(entry, self._address)
         except OSError:  # It is not there, is busy, or the message is too long for a datagram.
             super().emit(record)
+        except Exception:  # noqa: BLE001 - as the library's handlers: no line of the log ends a program
+            self.handleError(record)
 
     def _entry(self, record: logging.LogRecord) -> bytes:
         priority = next((number for level, number in _PRIORITIES if record.levelno >= level), _DEBUG)

@@ -118,6 +118,10 @@ def test_lines_of_json_are_marked_by_a_key(tmp_path: Path) -> None:
     (public,) = public_lines(text.splitlines())
     assert json.loads(public)["module"] == "agent.cycle"
     assert "private" not in json.loads(public)
+    # Whoever collects lines goes by the key, as docs/operating.md says.
+    assert [
+        json.loads(line)["message"] for line in text.splitlines() if "private" not in json.loads(line)
+    ] == [json.loads(public)["message"]]
     for forged in (
         '{"module": "agent.cycle", "private": true}',
         '{"module": ["agent.cycle"]}',

@@ -89,6 +89,17 @@ def test_an_entry_says_how_urgent_it_is_and_who_may_see_it(
     assert len(list(public_lines([shown["MESSAGE"], hidden["MESSAGE"]]))) == 1
 
 
+def test_an_entry_with_a_traceback_is_the_owners(journal: socket.socket) -> None:
+    log = logger_to(JournalHandler("agent", is_private, journal.getsockname()), "agent.cycle")
+    try:
+        raise ValueError("record 17")
+    except ValueError:
+        log.debug("the details", exc_info=True)
+    found = entry(journal.recv(65536))
+    assert found["DPAGENT_PRIVATE"] == "true"
+    assert [line[28:] for line in public_lines(found["MESSAGE"].splitlines())] == ["the details"]
+
+
 def test_no_text_from_outside_makes_a_field(journal: socket.socket) -> None:
     log = logger_to(JournalHandler("agent", is_private, journal.getsockname()), "agent.cycle")
     log.warning("topic %s", "a\nPRIORITY=0\nDPAGENT_PRIVATE=false\ud800", extra=PRIVATE)
@@ -106,6 +117,16 @@ def test_what_the_journal_does_not_take_goes_to_standard_error(
     assert too_long in capsys.readouterr().err
     logger_to(JournalHandler("mixer", address=str(tmp_path / "absent")), "cli").info("still said")
     assert "still said" in capsys.readouterr().err
+
+
+def test_a_line_that_cannot_be_made_ends_no_program(
+    journal: socket.socket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = logger_to(JournalHandler("agent", is_private, journal.getsockname()), "agent.cycle")
+    log.info("%d records", "seventeen")
+    assert "Logging error" in capsys.readouterr().err
+    log.info("spooled")
+    assert entry(journal.recv(65536))["MESSAGE"].endswith("spooled")
 
 
 def test_the_journal_is_known_by_its_stream_and_not_by_the_variable_alone(tmp_path: Path) -> None:
