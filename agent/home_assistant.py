@@ -185,14 +185,14 @@ class HomeAssistant:
             BrokerError: The broker refuses the board, or does not answer.
         """
         until = time.monotonic() + _FAREWELL_S
-        waiting: set[int] = set()
+        waiting: set[int | None] = set()
         topics = self._all_topics()
         with self._session:
             while time.monotonic() < until:
                 match self._session.next_event(_LOOK_S):
                     case Connected():
-                        handles = [self._session.publish(topic, b"", retain=True) for topic in topics]
-                        waiting = {handle for handle in handles if handle is not None}
+                        # What was not sent is never acknowledged: the next connection sends all again.
+                        waiting = {self._session.publish(topic, b"", retain=True) for topic in topics}
                     case Acknowledged(handle):
                         waiting.discard(handle)
                         if not waiting:
