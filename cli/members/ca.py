@@ -12,7 +12,7 @@ import typer
 
 from cli.commands import Commands
 from cli.configurations import FleetConfig, coordinator_settings
-from dpagent.errors import UsageError
+from dpagent.errors import ConfigurationError, UsageError
 from dpagent.wording import counted
 
 if TYPE_CHECKING:
@@ -95,9 +95,9 @@ def change(
     """Begin to change the authority: another one issues from now on, and the one so far retires.
 
     Broker and endpoint let in certificates of both. Boards get certificates of the new one, and learn to
-    trust it, when they renew theirs or enrol; `ca show` counts them. Then make the certificates of broker
-    and coordinator anew, and end the change with `ca retire`. An authority whose key others have is not
-    changed: begin anew, with another members_dir.
+    trust it, when they renew theirs or enrol; `ca show` counts them. Then make the certificates of the broker
+    and of your programs (coordinator, mixer, workers) anew, and end the change with `ca retire`. An authority
+    whose key others have is not changed: begin anew, with another members_dir.
     """
     from coordinator.authority import begin_change
     from coordinator.devices import Devices
@@ -213,37 +213,48 @@ def left_behind(authorities: Authorities, devices: Devices) -> list[Device]:
 
 
 def _require_own(settings: CoordinatorSettings, authorities: Authorities, *, is_broker_last: bool) -> None:
-    """Refuse to end a change that would leave broker or coordinator with a certificate that nobody accepts.
+    """Refuse to end a change that would leave a program of the operator's with a certificate that nobody
+    accepts: the broker, the coordinator, or one whose certificate is in the members directory, such as a
+    mixer or workers.
 
     Args:
         settings: of the fleet.
         authorities: before its end.
         is_broker_last: the broker's is made anew after it: while boards are left behind, `ca server` makes
-        one
-            that they accept.
+            one that they accept.
 
     Raises:
         UsageError: One has such a certificate.
+        ConfigurationError: A file holds no certificate.
     """
     from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 
+    from coordinator.authority import AuthorityFiles
     from coordinator.brokers.writing import read_choices
     from dpagent.storage import disk_errors
 
+    if (retiring := authorities.retiring) is None:
+        return
     broker = read_choices(settings.broker_dir)
-    for what, file in (
-        ("the broker", None if broker is None else broker.certificate),
-        ("the coordinator", settings.mqtt.cert_file),
-    ):
-        if file is None or authorities.retiring is None or (is_broker_last and what == "the broker"):
-            continue
+    named = {None if broker is None or is_broker_last else broker.certificate, settings.mqtt.cert_file}
+    others = set(settings.members_dir.glob("*.crt")) - {AuthorityFiles(settings.members_dir).certificate}
+    for file in sorted(each for each in named | others if each is not None):
         with disk_errors(file):
-            certificate = x509.load_pem_x509_certificate(file.read_bytes())
-        if authorities.retiring.has_issued(certificate):
+            data = file.read_bytes()
+        try:
+            certificate = x509.load_pem_x509_certificate(data)
+        except ValueError as error:
+            raise ConfigurationError(f"{file} holds no certificate; expected one in PEM.") from error
+        if not retiring.has_issued(certificate) or certificate.not_valid_after_utc <= datetime.now(UTC):
+            continue
+        usages = [
+            each.value for each in certificate.extensions if isinstance(each.value, x509.ExtendedKeyUsage)
+        ]
+        if file in named or any(ExtendedKeyUsageOID.CLIENT_AUTH in each for each in usages):
             raise UsageError(
-                f"{file}, the certificate of {what}, is of the authority that retires. Remove it and its "
-                f"key, make "
-                "them anew with the same command, and start that program again; then end the change."
+                f"{file} is a certificate of the authority that retires. Remove it and its key, make them "
+                "anew with the same command, and start the program that has them again; then end the change."
             )
 
 

@@ -236,10 +236,12 @@ def test_members_are_left_out_and_let_in_again_by_name(fleet: EnrolmentFleet) ->
 def test_a_change_of_the_authority_is_begun_once_and_ended_once(fleet: EnrolmentFleet) -> None:
     early = fleet.run("ca", "retire")
     assert (early.returncode, "ca change" in early.stderr) == (ExitCode.USAGE, True)
+    assert fleet.run("ca", "client", "worker").returncode == 0
     begun = fleet.run("ca", "change")
     assert (begun.returncode, "Have the broker read" in begun.stderr) == (0, True)
     again = fleet.run("ca", "change")
     assert (again.returncode, "under way" in again.stderr) == (ExitCode.USAGE, True)
+    (fleet.members / "notes.crt").write_text("no certificate")
     shown = fleet.run("ca", "show").stdout
     assert "0 of 0 members have certificates of the new one" in shown
     for name in ("coordinator", "broker"):
@@ -251,6 +253,10 @@ def test_a_change_of_the_authority_is_begun_once_and_ended_once(fleet: Enrolment
     for name in ("coordinator", "broker"):
         made = x509.load_pem_x509_certificate((fleet.members / f"{name}.crt").read_bytes())
         assert authorities.issuing.has_issued(made)
+    for name in ("notes.crt", "worker.crt"):
+        refused = fleet.run("ca", "retire")
+        assert (refused.returncode != 0, str(fleet.members / name) in refused.stderr) == (True, True)
+        (fleet.members / name).unlink()
     assert fleet.run("ca", "retire").returncode == 0
     for words in (("--certificate", "x"), ("--key", "x")):
         half = fleet.run("ca", "change", *words)
