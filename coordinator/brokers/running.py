@@ -1,7 +1,9 @@
 """The broker that ``broker-config --run`` started: which process it is, and how it is told to read its files.
 
 The process that becomes the broker holds a lock on its file ``pid`` for as long as it lives (``flock``, which
-passes to the program that takes its place): so the number in it is never another process's.
+passes to the program that takes its place): so the number in it is never that of a process that came later.
+Who may write to the directory may write another number there, and a container has numbers of its own: the
+kernel says whether that process has the lock (``/proc/locks``, proc(5)).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dpagent.errors import BrokerError
 from dpagent.storage import disk_errors
 
 _PID: Final = "running.pid"
+_LOCKS: Final = Path("/proc/locks")
 _BEGINS_S: Final = 3.0
 """So long a broker that begins may have read its files, and not listen for signals yet."""
 
@@ -45,7 +48,7 @@ def send(directory: Path, signal: Signals) -> bool:
     """Send a signal to the broker of a directory; return whether one runs there.
 
     Raises:
-        BrokerError: It is another user's.
+        BrokerError: It is another user's, or not the process that the file says.
         StorageError: The file cannot be read.
     """
     file = directory / _PID
@@ -56,12 +59,17 @@ def send(directory: Path, signal: Signals) -> bool:
         try:
             if _locked(descriptor):  # Nobody holds it.
                 return False
-            number = int(os.read(descriptor, 32) or b"0")
-            age_s = time.time() - os.fstat(descriptor).st_mtime
+            said, status = os.read(descriptor, 32), os.fstat(descriptor)
         finally:
             os.close(descriptor)
-    if number <= 0:  # It is about to write it, and reads its files later.
+    if not said:  # It is about to write it, and reads its files later.
         return False
+    if not _holds(said.decode("ascii", "replace").strip(), status.st_ino):
+        raise BrokerError(
+            f"{file} does not name the process that holds it: the broker runs in another container, or the "
+            f"file was changed. It was not told to read its files: send it {signal.name} where it runs."
+        )
+    number, age_s = int(said), time.time() - status.st_mtime
     time.sleep(min(_BEGINS_S, max(0.0, _BEGINS_S - age_s)))
     try:
         os.kill(number, signal)
@@ -83,3 +91,14 @@ def _locked(descriptor: int) -> bool:
             return False
         raise
     return True
+
+
+def _holds(number: str, inode: int) -> bool:
+    """Whether a process has the lock on a file, as far as the system tells."""
+    try:
+        lines = _LOCKS.read_text(encoding="ascii").splitlines()
+    except FileNotFoundError:  # It is not Linux.
+        return number.isascii() and number.isdecimal() and int(number) > 0
+    locks = [line.split() for line in lines]
+    # Devices have other numbers there than stat(2) gives, on some file systems.
+    return any(lock[1] == "FLOCK" and lock[4] == number and lock[5].endswith(f":{inode}") for lock in locks)
