@@ -66,7 +66,7 @@ def broker_config(
     which broker: docs/brokers.md.
     """
     from coordinator.brokers.registry import BROKERS
-    from coordinator.brokers.running import claim
+    from coordinator.brokers.running import claim, note_start
     from coordinator.brokers.writing import USERS, BrokerChoices, deployment_of, write_broker
 
     chosen, boards = BROKERS[software], board or []
@@ -92,6 +92,10 @@ def broker_config(
         key=files[1], members=members, boards=tuple(boards), mixer=mixer,
         worker=worker,
     )  # fmt: skip
+    if run and chosen.reload_signal is not None:
+        # A broker that is told before it listens for that would end.
+        signal.signal(chosen.reload_signal, signal.SIG_IGN)
+        claim(directory)  # First: the files are those of the one that runs.
     with _membership(settings) if members else nullcontext() as membership:
         deployment = deployment_of(settings.fleet, directory, choices, membership)
         written = write_broker(choices, deployment)
@@ -107,9 +111,7 @@ def broker_config(
     if run and program is not None:
         command = chosen.command(program, deployment)
         if chosen.reload_signal is not None:
-            # A broker that is told before it listens for that would end.
-            signal.signal(chosen.reload_signal, signal.SIG_IGN)
-            claim(directory)
+            note_start(directory)
         typer.echo(f"Starting {software} at {address}:{choices.port}.")
         os.execve(command.arguments[0], list(command.arguments), os.environ | dict(command.environment))
 

@@ -34,6 +34,7 @@ def claim(directory: Path) -> None:
     """
     file = directory / _PID
     with disk_errors(file):
+        directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if not _locked(descriptor):
             number = os.read(descriptor, 32).decode("ascii", "replace").strip()
@@ -42,6 +43,16 @@ def claim(directory: Path) -> None:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         os.set_inheritable(descriptor, True)
+
+
+def note_start(directory: Path) -> None:
+    """The broker begins now in this process, which has claimed its directory.
+
+    Raises:
+        StorageError: The file is gone.
+    """
+    with disk_errors(directory / _PID):
+        os.utime(directory / _PID)
 
 
 def send(directory: Path, signal: Signals) -> bool:

@@ -7,10 +7,13 @@ import os
 import re
 import stat
 import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from brokers import reserved_port, wait_until
+from children import Child
 from commands import Result, dpagent
 from cryptography import x509
 from fleets import write_fleet
@@ -18,6 +21,7 @@ from members import enrolled
 
 from benchmarks.certificates import broker_certificate
 from coordinator.authority import load_authorities
+from coordinator.brokers.mosquitto import find_mosquitto
 from coordinator.devices import Devices
 from dpagent.errors import ExitCode
 
@@ -264,3 +268,22 @@ def test_a_broker_that_is_not_installed_is_named_before_anything_is_written(
     assert result.returncode == ExitCode.BROKER
     assert "emqx is not installed" in result.stderr
     assert not (tmp_path / "broker").exists()
+
+
+@pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
+def test_the_files_of_a_broker_that_runs_are_no_other_starts(tmp_path: Path, tls: list[Path | str]) -> None:
+    words = ("--address", "127.0.0.1", "--run")
+    with reserved_port() as reservation:
+        port = str(reservation.getsockname()[1])
+    command = [sys.executable, "-P", "-m", "cli.main", "coordinator", "broker-config", "mosquitto"]
+    assert broker_config(tmp_path, "mosquitto", *tls, *BOARDS).returncode == 0
+    config = ["--config", tmp_path / "fleet.yaml"]
+    with Child([*command, *config, *tls, *BOARDS, *words, "--port", port], tmp_path / "log") as broker:
+        wait_until(lambda: "Starting mosquitto" in broker.said(), "the broker")
+        before = {file: file.read_bytes() for file in (tmp_path / "broker").glob("*.*")}
+        second = broker_config(tmp_path, "mosquitto", *tls, "--board", "loft", *words)
+        assert (second.returncode, f"process {broker.process.pid}" in second.stderr) == (
+            ExitCode.BROKER,
+            True,
+        )
+        assert {file: file.read_bytes() for file in (tmp_path / "broker").glob("*.*")} == before
