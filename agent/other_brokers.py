@@ -9,11 +9,13 @@ from dpagent.transport.settings import MqttSettings
 
 
 def are_one(other: MqttSettings, fleet: MqttSettings) -> bool:
-    """Whether both are one broker. One on this board is known by its port; elsewhere, a broker mostly has
-    several (1883, 8883), and whoever runs one on a host may run the other."""
-    shared = _addresses(other) & _addresses(fleet)
+    """Whether both are one broker. One on this board is known by its port, at whichever of the board's
+    addresses; elsewhere, a broker mostly has several (1883, 8883), and whoever runs one on a host may run the
+    other."""
+    places = _addresses(other), _addresses(fleet)
+    shared = places[0] & places[1]
     if not shared and other.host.lower() != fleet.host.lower():
-        return False
+        return other.port == fleet.port and all(any(map(_is_own, each)) for each in places)
     is_here = bool(shared) and all(ip_address(address).is_loopback for address in shared)
     return other.port == fleet.port or not is_here
 
@@ -27,3 +29,13 @@ def _addresses(broker: MqttSettings) -> set[str]:
         }
     except OSError:
         return set()
+
+
+def _is_own(address: str) -> bool:
+    """Whether an address is one of this board's."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True

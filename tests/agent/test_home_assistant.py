@@ -158,7 +158,7 @@ def test_a_board_is_forgotten_on_request(tmp_path: Path, broker: Broker) -> None
 
 def test_the_fleets_broker_is_refused_by_whatever_name(tmp_path: Path, broker: Broker) -> None:
     port = broker.values["url"].rpartition(":")[2]
-    for fleet in (broker.values["url"], f"mqtt://localhost:{port}"):
+    for fleet in (broker.values["url"], f"mqtt://localhost:{port}", f"mqtt://127.0.0.2:{port}"):
         file = board_file(tmp_path, broker, mqtt={**broker.values, "url": fleet})
         result = dpagent("home-assistant", "--config", file)
         assert result.returncode == ExitCode.CONFIGURATION
