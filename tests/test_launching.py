@@ -107,6 +107,7 @@ def test_descriptors_session_and_directory_are_those_that_were_asked_for(
     "changes",
     [
         {"env": {**os.environ, "LC_ALL": "C"}},
+        {"env": {**os.environ, "OPENSSL_CONF": "/elsewhere/openssl.cnf"}},
         {"env": {**os.environ, "PYTHONPATH": "/elsewhere"}},
         {"user": os.getuid()},
     ],

@@ -44,8 +44,10 @@ _PYTHON: Final = sys.executable
 _TESTS: Final = Path(__file__).parents[1]
 EXECUTED: Final = "TESTS_EXECUTE"
 """A variable: with it, nothing is forked."""
-_READ_AT_A_START: Final = ("PYTHON", "LC_", "LANG", "TZ", "LD_", "OPENBLAS_", "OMP_", "MALLOC_", "GLIBC_")
-"""Beginnings of variables that no fork can be given."""
+_READ_AT_A_START: Final = (
+    "PYTHON", "LC_", "LANG", "TZ", "LD_", "OPENBLAS_", "OMP_", "NPY_", "OPENSSL_", "MALLOC_", "GLIBC_",
+)  # fmt: skip
+"""Beginnings of variables that no fork can be given: the interpreter and libraries read them once."""
 _ANY: Final = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONMALLOC", "MALLOC_")
 """But for these: the places of imports are compared; the server heeds what is unbuffered; tests that look at
 memory execute."""
