@@ -12,6 +12,7 @@ from typing import Any
 
 import launching.starts
 import pytest
+from brokers import wait_until
 from commands import command_line
 
 Result = subprocess.CompletedProcess[bytes]
@@ -92,7 +93,8 @@ def test_descriptors_session_and_directory_are_those_that_were_asked_for(
     try:
         process = waiting(pass_fds=given, start_new_session=True)
         place = Path(f"/proc/{process.pid}")
-        assert b"agent.decoding" in (place / "cmdline").read_bytes()
+        # The kernel has it a moment after the start is known to be one.
+        wait_until(lambda: b"agent.decoding" in (place / "cmdline").read_bytes(), "its command line")
         assert (place / "cwd").readlink() == tmp_path.resolve()
         found = {int(each.name): each.readlink() for each in (place / "fd").iterdir()}
         assert {found[each] for each in given} == {Path(f"/proc/self/fd/{writing}").readlink()}
