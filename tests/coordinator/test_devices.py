@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,18 @@ def test_a_certificate_that_was_not_issued_here_is_nobodys(
     unknown = certified(authority, device_id=identity.device_id)
     assert devices.holder(same_name.certificate) is None
     assert devices.holder(unknown.certificate) is None  # this authority's, and in no table
+
+
+def test_who_has_ended_is_denied_past_the_end_of_its_certificate(
+    authority: Authority, devices: Devices
+) -> None:
+    """A connection may have been open since before: brokers look at a certificate when it is shown."""
+    expired = certified(authority, days=0.02, issued_ago=timedelta(minutes=40))
+    with devices.transaction():
+        devices.add(expired.certificate, at=time.time())
+        devices.revoke(expired.device_id, at=time.time())
+    assert devices.revoked_certificates(time.time()) == []
+    assert devices.ended() == (expired.device_id,)
 
 
 def test_a_signature_is_a_devices_own(authority: Authority, devices: Devices) -> None:
