@@ -152,5 +152,9 @@ def test_only_the_model_of_a_finished_job_that_is_wanted_is_followed(agent: Agen
     announce(agent, make_plan(state="finished", assets=[model]))
     assert followed(agent) == [agent._topics.asset_chunk("model", 0)]
     assert agent._announcements.topics_of_chunks(None) == []
+    # Whatever comes after, until it is here.
     announce(agent, make_plan(job=b"k" * 16, state="finished"))
+    assert followed(agent) == [agent._topics.asset_chunk("model", 0)]
+    agent._announcements.take_chunk(*chunked(b"model"))
+    agent._take_model()
     assert followed(agent) == []

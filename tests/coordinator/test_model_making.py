@@ -23,6 +23,8 @@ from dpagent.learning.training.onnx_graph.build import build_training_graph
 PROJECTED = ModelSpec(
     "projected", (8, 8, 1), 10, built_in("digits").layers[-1:], front_end=(Projection(components=6),)
 )
+DIRECTIONS = {"projection": np.linspace(-1, 1, 384, dtype="<f4").tobytes()}
+"""With assets, nothing that another test has made is at hand."""
 
 
 @pytest.mark.parametrize(
@@ -30,7 +32,7 @@ PROJECTED = ModelSpec(
     [
         (BUILT_IN["mnist-cnn"], {}),
         (BUILT_IN["scattering"], {}),
-        (PROJECTED, {"projection": np.linspace(-1, 1, 384, dtype="<f4").tobytes()}),
+        (PROJECTED, DIRECTIONS),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
@@ -60,7 +62,7 @@ def test_a_program_that_is_ended_is_told_in_one_sentence(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("coordinator.model_making._PROGRAM", "ended_program")
     with pytest.raises(ModelMakingError, match="ended by signal 9; the system may have run out of memory"):
-        unfilled_model(built_in("digits"), {})
+        unfilled_model(PROJECTED, DIRECTIONS)
 
 
 def test_a_stop_of_the_service_does_not_end_the_program(
@@ -72,7 +74,7 @@ def test_a_stop_of_the_service_does_not_end_the_program(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("coordinator.model_making._PROGRAM", "stopped_program")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    assert unfilled_model(built_in("digits"), {}) == b"made"
+    assert unfilled_model(PROJECTED, DIRECTIONS) == b"made"
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
