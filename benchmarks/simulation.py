@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -169,9 +170,11 @@ def main(part: str, devices: int, rate: float) -> dict[str, float]:
 
 def _nodes(devices: int) -> dict[str, float]:
     os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled"}
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
     from ray.cluster_utils import Cluster
 
+    # Wherever the cluster's own directory is, its utilities note its address in Ray's.
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
     store = max(256 << 20, 2 * devices * _RECORDS * 784)
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as directory:
         head = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from pathlib import Path
 
 os.environ |= {
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token",
@@ -21,6 +22,8 @@ _STORE_BYTES = 128 << 20
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as directory:
+        # Wherever the cluster's own directory is, its utilities note its address in Ray's.
+        Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
         cores = int(os.environ.get("CORES", "1"))
         cluster = Cluster(
             initialize_head=True,
