@@ -39,7 +39,7 @@ from dpagent.learning.data.dataset import without_records
 from dpagent.learning.data.opening import require_declared
 from dpagent.learning.front_end.features import keep_in_memory, reserve
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, ModelChunk, Plan, Receipts
+from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, AssetTerms, ModelChunk, Plan, Receipts
 from dpagent.protocol.signing import Verifier
 from dpagent.protocol.topics import Topics
 from dpagent.service_manager import ServiceManager
@@ -289,22 +289,31 @@ class Agent:
         latest.tend()
         if (current := announcements.current) is None:
             return
-        plan, finished = current.plan, announcements.finished_model
+        finished = announcements.finished_model
         if finished is not None and latest.wants(finished):
-            if (data := announcements.asset(finished)) is not None:
-                latest.take(finished, data)
-                announcements.finished_model = None
-            elif announcements.wait_for_model(current) and latest.note_request(finished):
-                announcements.finished_model = None
-        elif plan.export is None or not latest.keeps_current:
-            latest.note_absent(plan)
-        elif latest.wants(asset := current_asset(plan), is_finished=False) and not announcements.too_large(
-            plan
-        ):
-            if (parts := announcements.current_model(plan)) is not None:
-                latest.take_current(plan, *parts)
-            elif announcements.wait_for_model(current):
-                latest.note_request(asset, is_finished=False)
+            self._take_finished(finished, current)
+        elif current.plan.export is not None and latest.keeps_current:
+            self._take_current(current)
+        else:
+            latest.note_absent(current.plan)
+
+    def _take_finished(self, model: AssetTerms, current: Announced) -> None:
+        latest, announcements = self._latest_model, self._announcements
+        if (data := announcements.asset(model)) is not None:
+            latest.take(model, data)
+            announcements.finished_model = None
+        elif announcements.wait_for_model(current) and latest.note_request(model):
+            announcements.finished_model = None
+
+    def _take_current(self, current: Announced) -> None:
+        latest, announcements, plan = self._latest_model, self._announcements, current.plan
+        asset = current_asset(plan)
+        if not latest.wants(asset, is_finished=False) or announcements.too_large(plan):
+            return
+        if (parts := announcements.current_model(plan)) is not None:
+            latest.take_current(plan, *parts)
+        elif announcements.wait_for_model(current):
+            latest.note_request(asset, is_finished=False)
 
     def _status(self) -> Status:
         """What the agent does, for its owner."""

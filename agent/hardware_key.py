@@ -115,7 +115,6 @@ def _openssl(file: Path, *words: str, given: bytes = b"") -> bytes:
         said = error.stderr.decode("utf-8", "replace").strip().splitlines()
         raise ConfigurationError(
             f"OpenSSL cannot use the key that {file} names ({said[-1] if said else 'no reason given'}). "
-            f"Its provider "
-            "has to be in openssl.cnf, and this program's user has to be let at the hardware."
+            "Its provider has to be in openssl.cnf, and this program's user has to be let at the hardware."
         ) from error
     return done.stdout

@@ -21,7 +21,7 @@ from dpagent.protocol.messages import Fragment
 from dpagent.protocol.receipts import receipt_digest, receipt_place
 
 UNCOUNTED: Final = "fragments.state != 'counted'"
-"""A query by digest, or by round, that can says so in these words: else SQLite does not use the index."""
+"""A query by digest or by round says it in these words: else SQLite does not use the index."""
 _PENDING: Final = f"({UNCOUNTED} AND fragments.state != 'expired')"
 SETTLED_KEPT: Final = 8_192
 """Rows of fragments that are counted or expired: some 2 MB. A plan may ask for as many fragments as an

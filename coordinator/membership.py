@@ -102,8 +102,7 @@ def tell_broker(settings: CoordinatorSettings) -> str | None:
             said = (getattr(error, "stderr", None) or str(error)).strip()
             raise BrokerError(
                 f"enrolment.on_members_change, `{' '.join(command)}`, failed: {said}. What the broker "
-                f"reads is "
-                "written; have it read that."
+                "reads is written; have it read that."
             ) from error
         return None
     if knows:

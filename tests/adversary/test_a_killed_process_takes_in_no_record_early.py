@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +27,16 @@ import hostile_files as hostile
 import pytest
 from brokers import wait_until
 from children import PATIENCE_S
-from devices import KEY, WEIGHTS, started_trainer
-from fleets import make_plan, terms, write_agent
+from devices import WEIGHTS
+from fleets import make_plan, terms
 from pictures import folder_of, write
 
 from agent import worker as worker_module
-from agent.profile import load_profile
 from agent.rows import RowStore
-from agent.settings import load_agent_settings
 from agent.worker import Order, Worker
 
 PICTURE: dict[str, Any] = {"width": 8, "height": 8, "channels": 1}
 ORDER = Order(make_plan(**terms(rate=1.0)), WEIGHTS, {})
-
-
-@pytest.fixture
-def worker(tmp_path: Path) -> Iterator[Worker]:
-    folder_of(tmp_path / "photos", *(f"{number}/a.png" for number in range(10)), **PICTURE)
-    data: dict[str, Any] = {
-        "path": str(tmp_path / "photos"), "kind": "images", "dtype": "uint8",
-        "images": {"size": [8, 8], "mode": "grey", "folder": "."},
-    }  # fmt: skip
-    settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy", data=data))
-    started_trainer(settings)
-    worker = Worker(settings, load_profile("generic-x86-64"))
-    yield worker
-    worker.end()
 
 
 def kill(worker: Worker) -> None:

@@ -27,35 +27,18 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import hostile_files as hostile
 import pytest
 from brokers import wait_until
 from children import PATIENCE_S
-from devices import KEY, WEIGHTS, Device, Unpaused, open_device, started_trainer
-from fleets import make_plan, terms, write_agent
-from pictures import folder_of, write
+from devices import WEIGHTS, Device, Unpaused, open_device
+from fleets import make_plan, terms
+from pictures import write
 
-from agent.profile import load_profile
-from agent.settings import load_agent_settings
 from agent.worker import Order, Prepared, Update, Worker
 
 ORDER = Order(make_plan(**terms(rate=1.0)), WEIGHTS, {})
-
-
-@pytest.fixture
-def worker(tmp_path: Path) -> Iterator[Worker]:
-    folder_of(tmp_path / "photos", *(f"{n}/a.png" for n in range(10)), width=8, height=8, channels=1)
-    data: dict[str, Any] = {
-        "path": str(tmp_path / "photos"), "kind": "images", "dtype": "uint8",
-        "images": {"size": [8, 8], "mode": "grey", "folder": "."},
-    }  # fmt: skip
-    settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy", data=data))
-    started_trainer(settings)
-    worker = Worker(settings, load_profile("generic-x86-64"))
-    yield worker
-    worker.end()
 
 
 def below(process: int) -> list[int]:
@@ -76,17 +59,28 @@ def computed(processes: list[int]) -> list[tuple[str, int]]:
     return [(each[0], sum(map(int, each[11:13]))) for each in fields]
 
 
-@pytest.mark.usefixtures("executed")
-def test_a_look_computes_nothing_while_a_round_is_prepared(worker: Worker, tmp_path: Path) -> None:
+def held_look(worker: Worker, directory: Path) -> list[int]:
+    """The processes of a look that decodes a slow picture, and stands still."""
     worker.prepare(ORDER).result(PATIENCE_S)
-    write(tmp_path / "photos" / "0" / "slow.jpg", hostile.slow_jpeg())
+    write(directory / "photos" / "0" / "slow.jpg", hostile.slow_jpeg())
     worker.update().result(PATIENCE_S)
     worker.look()
-    running = worker._running
-    assert running is not None
-    look = wait_until(lambda: len(found := below(running._process.pid)) == 2 and found, "a look that decodes")
+    training = process_of(worker)
+    look = wait_until(lambda: len(found := below(training)) == 2 and found, "a look that decodes")
     worker.hold_look()
     wait_until(lambda: all(state == "T" for state, _ in computed(look)), "a look that stands still")
+    return list(look)
+
+
+def process_of(worker: Worker) -> int:
+    """The training process."""
+    assert worker._running is not None
+    return worker._running._process.pid
+
+
+@pytest.mark.usefixtures("executed")
+def test_a_look_computes_nothing_while_a_round_is_prepared(worker: Worker, tmp_path: Path) -> None:
+    look = held_look(worker, tmp_path)
     before = computed(look)
     counts_at = worker._counts_at
     worker.prepare(ORDER).result(PATIENCE_S)
@@ -110,16 +104,8 @@ def adopting() -> Iterator[None]:
 @pytest.mark.usefixtures("executed", "adopting")
 def test_a_look_that_stands_still_ends_with_its_training_process(worker: Worker, tmp_path: Path) -> None:
     """It holds the lock of the rows: the next look would wait for it for ever, and so would a restart."""
-    worker.prepare(ORDER).result(PATIENCE_S)
-    write(tmp_path / "photos" / "0" / "slow.jpg", hostile.slow_jpeg())
-    worker.update().result(PATIENCE_S)
-    worker.look()
-    running = worker._running
-    assert running is not None
-    look = wait_until(lambda: len(found := below(running._process.pid)) == 2 and found, "a look that decodes")
-    worker.hold_look()
-    wait_until(lambda: all(state == "T" for state, _ in computed(look)), "a look that stands still")
-    os.kill(running._process.pid, signal.SIGKILL)
+    look = held_look(worker, tmp_path)
+    os.kill(process_of(worker), signal.SIGKILL)
     try:
         wait_until(lambda: all(state == "Z" for state, _ in computed(look)), "the end of the look")
     finally:
