@@ -126,7 +126,7 @@ class Cycle:
         self._opened = clock.unix(), clock.monotonic()
         """When the open round was opened, or went on after a restart, by both clocks."""
         self._closes_at: float | None = None
-        """When the open round may close that has what it needs (monotonic)."""
+        """When the open round closes at the latest that has what it needs (monotonic)."""
         self._traffic_before = announcer.traffic()
         self._is_spent = False
         self._deadline_s = settings.round.deadline_s
@@ -295,15 +295,19 @@ class Cycle:
         return self._announced_at is not None and now >= self._announced_at + self._settings.round.honest_s
 
     def _receipts_have_left(self) -> bool:
-        """Whether those on topics of their own have had the time for which they are held back: after the next
-        plan, devices would give up what is counted."""
+        """Whether those on topics of their own have left, which are held back: after the next plan, devices
+        would give up what is counted. Those of workers have their time, and so have this program's: a device
+        that sends what is counted again and again does not keep the round open."""
         assert self._task is not None
         if self._task.plan.receipts == "fleet":
             return True
         now = self._clock.monotonic()
         if self._closes_at is None:
             self._closes_at = now + 2 * HELD_S
-        return now >= self._closes_at
+        counts_alone = self._settings.store.url is None
+        return now >= self._closes_at or (
+            counts_alone and math.isinf(self._announcer.own_receipts.due_in_s())
+        )
 
     def _extend(self, progress: Progress) -> None:
         """Keep the round open for another deadline, and announce it again."""
