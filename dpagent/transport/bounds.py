@@ -162,11 +162,11 @@ class BoundedSocket:
         at, end = min(self._to_drop, len(data)), len(data)
         self._to_drop -= at
         while at < end:
-            body = _body_of(data, at)
-            if body is None:
+            found = _length_at(data, at + 1)
+            if found is None:
                 self._hold(data[at:], 1 + end - at)
                 return
-            start, length = body
+            length, start = found
             self._require_allowed(data[at], length)
             stop = start + min(length, MAX_PACKET_BYTES)
             if stop > end:
@@ -229,7 +229,7 @@ class BoundedSocket:
             if self._has_properties:
                 length, at = body[at], at + 1
                 if length > 127:
-                    length, at = _long_length(body, at - 1)
+                    length, at = _length_at(body, at - 1) or (len(body), len(body))
                 at += length
         except (IndexError, UnicodeDecodeError) as error:
             raise RulesBrokenError(f"a packet is malformed ({type(error).__name__})") from error
@@ -244,33 +244,22 @@ class BoundedSocket:
         return Publication(topic, payload, number)
 
 
-def _body_of(data: bytes, at: int) -> tuple[int, int] | None:
-    """Where the body of a packet begins, and how long it is; None where its header is not whole.
+def _length_at(data: bytes, at: int) -> tuple[int, int] | None:
+    """A length, and where it ends; None where it is not whole.
 
     Raises:
-        RulesBrokenError: Its length is no length.
+        RulesBrokenError: It is none.
     """
     length = shift = 0
-    for place in range(at + 1, min(at + 5, len(data))):
+    for place in range(at, min(at + 4, len(data))):
         byte = data[place]
         length |= (byte & 127) << shift
         if byte < 128:
-            return place + 1, length
+            return length, place + 1
         shift += 7
-    if len(data) >= at + 5:
+    if len(data) >= at + 4:
         raise RulesBrokenError("a packet has a length of more than four bytes")
     return None
-
-
-def _long_length(body: bytes, at: int) -> tuple[int, int]:
-    """A length of several bytes, and where it ends."""
-    length = shift = 0
-    while True:
-        byte, at = body[at], at + 1
-        length |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            return length, at
 
 
 def _encoded_length(length: int) -> bytes:

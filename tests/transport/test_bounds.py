@@ -166,6 +166,17 @@ def test_what_no_broker_may_send_is_refused(data: bytes) -> None:
         passed(data)
 
 
+@pytest.mark.parametrize(
+    "properties",
+    [b"\x80" * 60_000 + b"\0", b"\x80\x80", b"\x05abcd"],
+    ids=["a length of many bytes", "a length that does not end", "properties that do not end"],
+)
+def test_properties_of_no_length_are_refused(properties: bytes) -> None:
+    body = b"\0\1t\0\1" + properties
+    with pytest.raises(RulesBrokenError):
+        passed(GREETING + b"\x32" + length(len(body)) + body, has_properties=True)
+
+
 def test_a_broker_that_takes_answers_may_send_for_ever() -> None:
     message = publication("t", b"x", 1, version=4)
     found: list[Publication] = []
