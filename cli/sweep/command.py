@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -119,8 +120,7 @@ def job(
 
     `round` and `test_data` are the fleet's own, and in no simulation: give them with --set, or in the file.
     """
-    if not to_fleet and (paused or options):
-        raise UsageError("`--paused` and `--set` are of the job that --add adds; write it without them.")
+    _require_fleet_only_with_add(to_fleet, {"--config": config, "--paused": paused, "--set": options})
     from simulation.sweep.file import MOST_RUNS
     from simulation.sweep.job_file import write_job_file
     from simulation.sweep.kept import kept_outcomes
@@ -154,6 +154,25 @@ def job(
         return
     typer.echo(f"{output} is written.")
     add(output, config=config, paused=paused, options=options)
+
+
+def _require_fleet_only_with_add(to_fleet: bool, given: Mapping[str, object]) -> None:
+    """Refuse options that say how the job is put on a fleet, where it is put on none.
+
+    Args:
+        to_fleet: whether it is.
+        given: what was given for each of them, by name.
+
+    Raises:
+        UsageError: There are some.
+    """
+    names = [name for name, value in given.items() if value]
+    if names and not to_fleet:
+        are = "is" if len(names) == 1 else "are"
+        raise UsageError(
+            f"{' and '.join(names)} {are} given without --add: only the file is written then, which they "
+            f"do not change. Give --add, too, or leave {'it' if len(names) == 1 else 'them'} out."
+        )
 
 
 def report_of(sweep: Sweep) -> SweepReport:

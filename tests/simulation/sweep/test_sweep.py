@@ -101,6 +101,14 @@ def test_the_chosen_setting_goes_into_a_coordinators_queue(swept: Sweep, tmp_pat
     assert json.loads(listed.stdout)["settings"]["round"]["deadline_s"] == 90
     alone = dpagent("sweep", "job", swept.root, "--output", job, "--replace", "--paused")
     assert (alone.returncode, "--add" in alone.stderr) == (2, True)
+    kept = job.read_bytes()
+    unused = dpagent("sweep", "job", swept.root, "--output", job, "--replace", "--config", fleet)
+    assert (unused.returncode, "--config is given without --add" in unused.stderr) == (2, True)
+    both = dpagent(
+        "sweep", "job", swept.root, "--output", job, "--replace", "--paused", "--set", "round.deadline_s=9"
+    )
+    assert (both.returncode, "--paused and --set are given without --add" in both.stderr) == (2, True)
+    assert job.read_bytes() == kept
 
     again = dpagent("sweep", "job", swept.root, "--output", job)
     assert again.returncode == 3
