@@ -69,13 +69,14 @@ def test_uniform_schedule_is_not_called_incrementing(tmp_path: Path) -> None:
     record = replace(record, noise_multipliers=(2.0,) * 4)
     words = words_of(render_report(record, tmp_path))
     assert "incrementing" not in words
+    assert "Schedule uniform Noise cap" in words
     assert "Every round has the same noise" in words
 
 
 @pytest.mark.parametrize(
     ("cap", "expected"),
     [
-        ({"cap": "none"}, "Noise cap none."),
+        ({"cap": "none"}, "Noise cap none "),
         ({"cap_at": "device"}, "devices do not tell"),
     ],
 )
