@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from coordinator.job import Job
-from coordinator.reader import RoundRecord
+from coordinator.reader import RoundRecord, least_counted_in
 from dpagent.privacy.mechanisms.two_point_budget import bit_statement, fragments_statement
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.privacy.statement import BudgetStatement
@@ -64,9 +64,9 @@ def spent_in(job: Job, rounds: Sequence[RoundRecord]) -> tuple[BudgetStatement, 
         return ()
     return spent_columns(
         job,
-        rounds=len(over),
+        rounds=max(each.number for each in over),
         epsilon=max(each.epsilon or 0.0 for each in over),
-        devices=min(each.least_counted or 0 for each in over),
+        devices=least_counted_in(over),
     )
 
 

@@ -23,12 +23,12 @@ from coordinator import passed_rounds
 from coordinator.aggregation import Step, median_of_means
 from coordinator.announcer import Announcer
 from coordinator.columns import spent_columns
+from coordinator.dead_ends import DeadEnds, Halt
 from coordinator.intake import Intake
 from coordinator.job import Job
 from coordinator.measurements import Traffic
 from coordinator.models import ModelFiles
 from coordinator.own_receipts import HELD_S
-from coordinator.participation import dead_end
 from coordinator.planning import Planner
 from coordinator.seats import Sums
 from coordinator.settings import FleetSettings
@@ -67,6 +67,8 @@ class Verdict(Enum):
     those of enough devices at the deadline."""
     EXTEND = auto()
     """At the deadline some block has fragments of too few devices."""
+    GIVE_UP = auto()
+    """The same, and so many members have declined the round that too few are left for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,10 @@ class Cycle:
         self._settings, self._job = settings, job
         self._store, self._planner, self._stepper, self._models = store, planner, stepper, models
         self._intake, self._announcer, self._tokens, self._clock = intake, announcer, tokens, clock
+        self._dead_ends = DeadEnds(
+            tokens, models.name, rounds=settings.rounds, minimum=settings.round.minimum_devices,
+            first_round=models.first_round,
+        )  # fmt: skip
         self._model = store.model()
         self._task: RoundTask | None = None
         self._announced_at: float | None = None
@@ -139,7 +145,7 @@ class Cycle:
     @property
     def is_over(self) -> bool:
         """Whether all rounds of the job are closed, or what is left of its ε meets no further cap."""
-        return self._is_spent or self._store.closed_rounds() >= self._settings.rounds
+        return self._is_spent or self._store.over_rounds() >= self._settings.rounds
 
     @property
     def is_open(self) -> bool:
@@ -169,7 +175,10 @@ class Cycle:
                         self._close(progress)
                 case Verdict.EXTEND:
                     self._extend(progress)
-        if self._task is None and not self.is_over:
+                case Verdict.GIVE_UP:
+                    self._stop(self._task.plan.round)
+                    return
+        if self._task is None and not self.is_over and self._may_go_on():
             self.open()
 
     # A round is opened and announced.
@@ -182,7 +191,7 @@ class Cycle:
         self._write_latest()
         self._opened = now, _ = self._clock.unix(), self._clock.monotonic()
         current = self._store.open_round()
-        number = self._store.closed_rounds() + 1 if current is None else current.number
+        number = self._store.over_rounds() + 1 if current is None else current.number
         opened_at = now if current is None else current.opened_at
         current = OpenRound(number, opened_at, now + self._deadline_s)
         if self._models.add_export(self._job, number):
@@ -248,7 +257,7 @@ class Cycle:
 
     def take_announcement(self, plan: Plan) -> None:
         """Look at a plan that the broker has from this fleet's coordinator, which may be this program."""
-        number = self._store.closed_rounds() + 1
+        number = self._store.over_rounds() + 1
         if plan.job == self._job.id and plan.round > max(number, self._store.passed_round()):
             self._store.note_passed_round(plan.round)
             log.error("this coordinator is at round %d. %s", number, passed_rounds.in_words(plan.round))
@@ -268,6 +277,8 @@ class Cycle:
             verdict = Verdict.COLLECT
         elif scarcest >= self._settings.round.minimum_devices:
             verdict = Verdict.CLOSE
+        elif self._dead_ends.why(plan.round) is not None:
+            verdict = Verdict.GIVE_UP
         else:
             verdict = Verdict.EXTEND
         return Progress(sum(counts.values()), self._task.release.blocks * devices, scarcest, verdict)
@@ -319,20 +330,54 @@ class Cycle:
             "it stays open for another %g s. %s",
             self._task.plan.round, progress.counted, counted(progress.expected, "fragment"),
             progress.scarcest, self._settings.round.minimum_devices, self._deadline_s,
-            self._why_few(self._task.plan.round),
+            self._why_few(),
             extra=self._about(Event.ROUND_EXTENDED, self._task.plan.round),
         )  # fmt: skip
         self.open()
 
-    def _why_few(self, number: int) -> str:
+    def _why_few(self) -> str:
         """What its operator may do for a round that lacks fragments."""
-        if self._tokens is not None:
-            minimum = self._settings.round.minimum_devices
-            if (found := dead_end(number, self._tokens.expected(number), minimum)) is not None:
-                return found
+        minimum = self._settings.round.minimum_devices
+        if self._tokens is not None and (members := self._tokens.members()) < minimum:
+            return f"The fleet has {counted(members, 'member')}: `dpagent coordinator invite` lets boards in"
         return (
             "Devices may be offline or may have declined: `dpagent budget show` on a board gives the reason"
         )
+
+    def _stop(self, number: int) -> None:
+        """Give up the open round, which will not close, and pause the job.
+
+        Raises:
+            PlanError: No later round can do without it.
+        """
+        current = self._store.open_round()
+        assert current is not None
+        assert self._tokens is not None
+        halt = self._dead_ends.halt(number, is_open=True)
+        self._give_up(current, halt)
+        self._tokens.give_up(number)
+        self._say_halted(halt)
+
+    def _may_go_on(self) -> bool:
+        """Whether the next round may open. If it is known that it would not close, the job is paused.
+
+        Raises:
+            PlanError: No later round can do without it.
+        """
+        number = self._store.over_rounds() + 1
+        if self._store.open_round() is not None or self._dead_ends.why(number) is None:
+            return True
+        halt = self._dead_ends.halt(number, is_open=False)
+        self._store.halt(halt, self._clock.unix())
+        self._say_halted(halt)
+        return False
+
+    def _say_halted(self, halt: Halt) -> None:
+        log.error(
+            "job %s is paused: %s", self._models.name, halt.trouble,
+            extra=about(event=Event.JOB_PAUSED, job=self._job.id.hex(), job_name=self._models.name,
+                        reason=halt.trouble),
+        )  # fmt: skip
 
     # The round is closed: mean, cap, step, evaluation, all in one transaction.
 
@@ -439,7 +484,7 @@ class Cycle:
     def _write_latest(self) -> None:
         """Write the model of the round that closed last, unless it is there: from the database, so that a
         crash in between leaves no other model."""
-        number = self._store.closed_rounds()
+        number = self._store.last_closed()
         file = self._models.of_round(number)
         if self._settings.keep_models == "all" and number >= self._models.first_round and not file.exists():
             self._write_model(file, number)
@@ -448,7 +493,7 @@ class Cycle:
         spent = spent_columns(
             self._job,
             rounds=rounds,
-            epsilon=self._store.epsilon_spent(),
+            epsilon=self._store.epsilon_of_model(),
             devices=self._store.least_counted(),
         )
         self._models.write(file, self._model.weights, self._job, rounds, spent)
@@ -461,12 +506,12 @@ class Cycle:
         Returns:
             Whether the broker took the announcement; if not, the job is not over yet.
         """
-        self._write_latest()
-        self._write_model(self._models.final, self._store.closed_rounds())
-        if not self._say_goodbye(self._models.finished()):
+        has_model = self._export()
+        if not self._say_goodbye(self._models.finished() if has_model else {}):
             return False
+        where = f"the model is in {self._models.final}" if has_model else "no round of it made a model"
         log.info(
-            "the job is finished; the model is in %s", self._models.final,
+            "the job is finished; %s", where,
             extra=about(event=Event.JOB_OVER, job=self._job.id.hex(), reason="finished"),
         )  # fmt: skip
         return True
@@ -480,24 +525,30 @@ class Cycle:
         Returns:
             Whether the broker took the announcement; if not, the job is not over yet.
         """
+        over = self._store.over_rounds()
         if (current := self._store.open_round()) is not None:
             self._give_up(current)
-        self._write_latest()
-        model: dict[str, bytes] = {}
-        if self._store.closed_rounds() >= self._models.first_round:
-            self._write_model(self._models.final, self._store.closed_rounds())
-            model = self._models.finished() if sends_model else {}
-        elif sends_model:
+        has_model = self._export()
+        if sends_model and not has_model:
             log.warning("no round has stepped the model, so there is none to send")
-        if not self._say_goodbye(model):
+        if not self._say_goodbye(self._models.finished() if has_model and sends_model else {}):
             return False
         log.info(
-            "the job is cancelled after %s", counted(self._store.closed_rounds(), "round"),
+            "the job is cancelled after %s", counted(over, "round"),
             extra=about(event=Event.JOB_OVER, job=self._job.id.hex(), reason="cancelled"),
         )  # fmt: skip
         return True
 
-    def _give_up(self, current: OpenRound) -> None:
+    def _export(self) -> bool:
+        """Write the model of the last round that was closed; return whether any has stepped it."""
+        self._write_latest()
+        if (number := self._store.last_closed()) < self._models.first_round:
+            return False
+        self._write_model(self._models.final, number)
+        return True
+
+    def _give_up(self, current: OpenRound, halt: Halt | None = None) -> None:
+        """Give up the open round of a job that is over, or that is paused for a reason."""
         task = self._task or self._task_of(current)
         counts = self._store.counts(current.number)
         self._store.give_up_round(
@@ -506,6 +557,7 @@ class Cycle:
             epsilon=self._planner.epsilon_after(task.release),
             least=min(counts.get(position, 0) for position in range(task.release.blocks)),
             given_up_at=self._clock.unix(),
+            halt=halt,
         )
         self._task = None
         self._intake.end()

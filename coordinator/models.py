@@ -104,6 +104,11 @@ class ModelFiles:
         self.assets["projection"] = directions
 
     @property
+    def name(self) -> str:
+        """The job's."""
+        return self._directory.name
+
+    @property
     def first_round(self) -> int:
         """The first round that steps the model: 2 where the first one only finds a projection."""
         return 1 + (self.spec.projection is not None)
@@ -231,7 +236,7 @@ class ModelFiles:
         statement = job.noise.mechanism.job_statement(privacy.epsilon, privacy.delta)
         metadata = {
             "dpagent.job": job.id.hex(),
-            "dpagent.job_name": self._directory.name,
+            "dpagent.job_name": self.name,
             "dpagent.model": self.spec.name,
             ARCHITECTURE_KEY: json.dumps(self.spec.describe()),
             "dpagent.privacy": statement.sentence(),

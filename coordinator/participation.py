@@ -39,9 +39,14 @@ class Participation:
     not_seen: int
 
     def dead_end(self, number: int, minimum: int) -> str | None:
-        """See :func:`dead_end`."""
-        absent = sum(self.reasons.values())
-        return dead_end(number, self.members - absent, minimum) if absent else None
+        """What becomes of a round that cannot close, in a line for the operator; see :func:`dead_end`."""
+        found = dead_end(number, self.members, self.members - sum(self.reasons.values()), minimum)
+        if found is None:
+            return None
+        return (
+            f"{found} At its deadline it is given up, and the job is paused. `dpagent budget show` on a "
+            "board says why it declined"
+        )
 
     def sentence(self) -> str:
         """In a line for the operator."""
@@ -52,16 +57,17 @@ class Participation:
         return ", ".join(parts)
 
 
-def dead_end(number: int, may_send: int, minimum: int) -> str | None:
-    """Why a round will never close, if so many members have declined it that too few are left: with tokens, a
-    board decides on a round once.
+def dead_end(number: int, members: int, may_send: int, minimum: int) -> str | None:
+    """Why a round will not close, if so many members have declined it that too few are left: with tokens, a
+    board decides on a round once. A fleet that has too few members yet waits for more.
 
     Args:
         number: the round's.
-        may_send: members that have not declined it, and were not refused.
+        members: of the fleet.
+        may_send: those that have not declined it, and were not refused.
         minimum: that a round needs.
     """
-    if may_send >= minimum:
+    if may_send >= minimum or members < minimum:
         return None
     return (
         f"Round {number} cannot close: {counted(may_send, 'member')} may still send for it, and it needs "

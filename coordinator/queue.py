@@ -35,7 +35,9 @@ _COLUMNS: Final = (
     "begun_at, ended_at, "
     "EXISTS (SELECT 1 FROM rounds WHERE job = jobs.number AND closed_at IS NULL AND given_up_at IS NULL) "
     "AS is_open, "
-    "(SELECT count(*) FROM rounds WHERE job = jobs.number AND closed_at IS NOT NULL) AS closed_rounds"
+    "(SELECT count(*) FROM rounds WHERE job = jobs.number AND closed_at IS NOT NULL) AS closed_rounds, "
+    "(SELECT count(*) FROM rounds WHERE job = jobs.number AND (closed_at IS NOT NULL OR given_up_at IS NOT "
+    "NULL)) AS over_rounds"
 )
 
 
@@ -94,6 +96,8 @@ class QueuedJob:
     is_open: bool
     """Whether a round of it is open."""
     closed_rounds: int
+    over_rounds: int
+    """Those, and the ones that were given up."""
 
     def state_in_words(self) -> str:
         """The state, and whether it is paused."""
@@ -124,7 +128,7 @@ class QueuedJob:
         is to be ended. A pause leaves the latter; one of the coordinator's own means that it cannot."""
         if self.state.is_ending or not self.is_paused:
             return True
-        return self.trouble is None and (self.is_open or self.closed_rounds >= self.job.rounds)
+        return self.trouble is None and (self.is_open or self.over_rounds >= self.job.rounds)
 
     def settings_in(self, shared: CoordinatorSettings) -> FleetSettings:
         """Its settings, with the deadline that its operator has given it since.
@@ -157,7 +161,7 @@ def jobs_in(database: Reader, *, only_going_on: bool = False) -> list[QueuedJob]
             row["number"], row["name"], Job.read(row["id"], row["terms"], row["budget"]), row["settings"],
             JobState(row["state"]), bool(row["paused"]), row["trouble"], bool(row["sends_model"]),
             row["deadline_s"], row["added_at"], row["begun_at"], row["ended_at"], bool(row["is_open"]),
-            row["closed_rounds"],
+            row["closed_rounds"], row["over_rounds"],
         )
         for row in rows
     ]  # fmt: skip
@@ -210,6 +214,19 @@ def require_name(name: str) -> str:
         raise UsageError(
             f"The name of a job is {name[:100]!r}; expected 1 to 63 letters, digits, '-' or '_'."
         ) from error
+
+
+def pause_by_itself(database: Database, number: int, trouble: str) -> None:
+    """Pause a job by the coordinator's own decision, inside the transaction of what made it necessary.
+
+    Args:
+        database: of the coordinator.
+        number: of the job.
+        trouble: why, and what its operator may do.
+    """
+    database.execute("UPDATE jobs SET paused = 1, trouble = ? WHERE number = ?", (trouble, number))
+    row = database.execute("SELECT name FROM jobs WHERE number = ?", (number,)).fetchone()
+    note_order(database, COORDINATOR, Kind.PAUSE, row["name"], trouble)
 
 
 def cancelled_in_words(queued: QueuedJob) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.database.opening import open_reader
@@ -26,7 +27,8 @@ class RoundRecord:
     """When the broker was first given its plan."""
     closed_at: float | None
     given_up_at: float | None
-    """When its job was cancelled while it was open: devices may have been charged for it."""
+    """When it was given up: its job was cancelled while it was open, or too few members were left that could
+    send for it. Devices may have been charged for it."""
     noise_multiplier: float | None
     epsilon: float | None
     accuracy: float | None
@@ -38,12 +40,17 @@ class RoundRecord:
     """Of the round, where it follows a quantile."""
     fragments: int
     least_counted: int | None
-    """Fragments that counted in the block with the fewest."""
+    """Fragments that counted in the block with the fewest; None in a round that no device was told of."""
 
     @property
     def is_over(self) -> bool:
         """Whether no fragment counts in it any more."""
         return self.closed_at is not None or self.given_up_at is not None
+
+
+def least_counted_in(rounds: Sequence[RoundRecord]) -> int:
+    """The fragments that counted in the block with the fewest, of all rounds that are over; 0 without any."""
+    return min((each.least_counted for each in rounds if each.least_counted is not None), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +191,7 @@ class StoreReader:
     def least_counted(self) -> int:
         """The fragments that counted in the block with the fewest, of all rounds of the job that are over; 0
         without any."""
-        return min((each.least_counted or 0 for each in self.rounds() if each.is_over), default=0)
+        return least_counted_in(self.rounds())
 
     def counters(self) -> dict[str, int]:
         """Running totals of the job's messages: ``duplicates``, ``dummies``, ``late``, and ``rejected:

@@ -263,7 +263,7 @@ class RunningJob:
         prepared.models.restore_projection(store.projection())
         if queued.state is not JobState.WAITING:
             log.info(
-                "%s continues after round %d", _shown(queued), store.closed_rounds(),
+                "%s continues after round %d", _shown(queued), store.over_rounds(),
                 extra=about(event=Event.JOB_CONTINUED, job=job.id.hex(), job_name=queued.name,
                             rounds=job.rounds),
             )  # fmt: skip

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from coordinator.database.interface import Database
+from coordinator.dead_ends import Halt
 from coordinator.measurements import NO_TRAFFIC, Traffic, note_measurements
 from coordinator.model_state import ModelState
 from coordinator.passed_rounds import note_passed_round, passed_round
-from coordinator.queue import JobState, jobs_in, next_in
+from coordinator.queue import JobState, jobs_in, next_in, pause_by_itself
 from coordinator.seats import Counted, OpenedFragment, Seats, Sums
 from dpagent import faults
 from dpagent.faults import FaultPoint
@@ -105,9 +106,13 @@ class Store:
         ).fetchone()
         return None if row is None else OpenRound(*row)
 
-    def closed_rounds(self) -> int:
-        """How many rounds are over."""
-        return int(self._of_closed("count(*)"))
+    def over_rounds(self) -> int:
+        """How many rounds are over: closed, or given up. The next one has the number after it."""
+        return int(self._figure("count(*)", "closed_at IS NOT NULL OR given_up_at IS NOT NULL"))
+
+    def last_closed(self) -> int:
+        """The last round that was closed, whose model is the current one; 0 before the first."""
+        return int(self._figure("max(number)", "closed_at IS NOT NULL"))
 
     def last_round(self) -> int:
         """The last round that was opened, whatever became of it; 0 before the first."""
@@ -115,17 +120,22 @@ class Store:
         return int(row[0] or 0)
 
     def epsilon_spent(self) -> float:
-        """ε after the rounds that are over."""
-        return float(self._of_closed("max(epsilon)"))
+        """ε after the rounds that are over. One that was given up counts: devices may have been charged for
+        it, and have sent."""
+        return float(self._figure("max(epsilon)", "closed_at IS NOT NULL OR given_up_at IS NOT NULL"))
+
+    def epsilon_of_model(self) -> float:
+        """ε after the last round that was closed, with those before it that were given up."""
+        return float(self._figure("max(epsilon)", "number <= ?", self.last_closed()))
 
     def least_counted(self) -> int:
-        """The fragments that counted in the block with the fewest, of all rounds that are over; 0 without
-        any."""
-        return int(self._of_closed("min(least_counted)"))
+        """The fragments that counted in the block with the fewest, of all rounds up to the last one that was
+        closed; 0 without any."""
+        return int(self._figure("min(least_counted)", "number <= ?", self.last_closed()))
 
-    def _of_closed(self, figure: str) -> Any:
+    def _figure(self, figure: str, which: str, *values: object) -> Any:
         row = self.database.execute(
-            f"SELECT {figure} FROM rounds WHERE job = ? AND closed_at IS NOT NULL", (self.number,)
+            f"SELECT {figure} FROM rounds WHERE job = ? AND ({which})", (self.number, *values)
         ).fetchone()
         return row[0] or 0
 
@@ -300,10 +310,25 @@ class Store:
         self.database.fold_log()
 
     def give_up_round(
-        self, number: int, *, noise_multiplier: float, epsilon: float, least: int, given_up_at: float
+        self,
+        number: int,
+        *,
+        noise_multiplier: float,
+        epsilon: float,
+        least: int,
+        given_up_at: float,
+        halt: Halt | None = None,
     ) -> None:
-        """Give up the open round of a job that is cancelled: its values go, and what devices paid for it
-        stays on record."""
+        """Give up the open round of a job: its values go, and what devices paid for it stays on record.
+
+        Args:
+            number: of the round.
+            noise_multiplier: of the round.
+            epsilon: that it brings the job to.
+            least: fragments in the block with the fewest.
+            given_up_at: Unix time.
+            halt: that goes with it; None where the job is over.
+        """
         with self.database.transaction():
             self.database.execute(
                 "UPDATE rounds SET given_up_at = ?, noise_multiplier = ?, epsilon = ?, fragments = ?, "
@@ -319,8 +344,29 @@ class Store:
                 ),
             )
             self._seats.clear(number)
+            if halt is not None:
+                self._halt(halt, given_up_at)
         faults.reached(FaultPoint.QUEUE_ROUND_GIVEN_UP)
         self.database.fold_log()
+
+    def halt(self, halt: Halt, at: float) -> None:
+        """Pause the job before a round opens.
+
+        Args:
+            halt: why, and what is passed over.
+            at: Unix time.
+        """
+        with self.database.transaction():
+            self._halt(halt, at)
+
+    def _halt(self, halt: Halt, at: float) -> None:
+        spent = self.epsilon_spent()
+        self.database.execute_many(
+            "INSERT INTO rounds (job, number, opened_at, deadline, given_up_at, epsilon, fragments) "
+            "VALUES (?, ?, ?, ?, ?, ?, 0)",
+            [(self.number, number, at, at, at, spent) for number in halt.passed_over],
+        )
+        pause_by_itself(self.database, self.number, halt.trouble)
 
     def reject(self, reason: str, count: int) -> None:
         """Count rejected messages by reason."""

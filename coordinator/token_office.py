@@ -171,11 +171,19 @@ class TokenOffice:
         assert self._keys is not None
         return RoundKey.of(self._keys, number, self._settings.fleet)
 
+    def give_up(self, number: int) -> None:
+        """A round is given up: nobody makes a token of it any more."""
+        self._forget_secrets(number)
+
+    def members(self) -> int:
+        """How many devices may take part in a round."""
+        return self._devices.members()
+
     def expected(self, number: int) -> int:
         """How many members may send for a round: all but those that have declined it or were refused. One
         that has not asked yet may still come."""
         absent = map(self._devices.find, self._registry.without_tokens(self._job.id, number))
-        return self._devices.members() - sum(1 for each in absent if each is not None and each.is_member)
+        return self.members() - sum(1 for each in absent if each is not None and each.is_member)
 
     # Requests.
 

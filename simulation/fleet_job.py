@@ -175,9 +175,10 @@ def collect_job(shared: CoordinatorSettings, name: str | None = None) -> FleetJo
         queued = reader.queued()
         if queued is None:
             raise ConfigurationError("There is no job yet. `dpagent coordinator job add FILE` adds one.")
-        rounds = [each for each in reader.rounds_of(queued.number) if each.closed_at is not None]
+        begun = reader.rounds_of(queued.number)
         measured = reader.measured_of(queued.number)
         counters = reader.counters_of(queued.number)
+    rounds = [each for each in begun if each.closed_at is not None]
     if not rounds:
         raise ConfigurationError(
             f"No round of job {queued.name!r} has closed yet, so there is nothing to report."
@@ -207,7 +208,7 @@ def collect_job(shared: CoordinatorSettings, name: str | None = None) -> FleetJo
         clamped=tuple(each.clamped or 0 for each in rounds),
         out_of_range=tuple(dict.fromkeys(layer for each in rounds for layer in each.out_of_range)),
         kept=tuple(1.0 if each.kept is None else each.kept for each in rounds),
-        columns=spent_in(queued.job, rounds),
+        columns=spent_in(queued.job, begun),
         seconds_by_round=tuple((each.closed_at or each.opened_at) - each.opened_at for each in rounds),
         least_devices=tuple(each.least_counted or 0 for each in rounds),
         received=tuple(each.received for each in details),

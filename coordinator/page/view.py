@@ -202,7 +202,7 @@ class View:
         return shown
 
     def _open(self, reader: StoreReader, queued: QueuedJob) -> dict[str, Any] | None:
-        rounds = [each for each in reader.rounds_of(queued.number, queued.closed_rounds) if not each.is_over]
+        rounds = [each for each in reader.rounds_of(queued.number, queued.over_rounds) if not each.is_over]
         if not rounds:
             return None
         last, devices = rounds[-1], self._settings.devices

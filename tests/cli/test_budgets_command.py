@@ -103,8 +103,9 @@ def test_a_round_that_too_few_may_still_send_for_is_said_to_be_a_dead_end(desk: 
     words = found.dead_end(1, 2)
     assert words is not None
     assert "Round 1 cannot close: 1 member may still send for it, and it needs 2." in words
-    assert "cancel this job" in words
-    assert participation([], desk.devices.all()).dead_end(1, 9) is None, "nobody has declined"
+    assert "it is given up, and the job is paused" in words
+    assert participation([], desk.devices.all()).dead_end(1, 3) is None, "nobody has declined"
+    assert found.dead_end(1, 4) is None, "others may enrol"
 
 
 def test_without_a_registry_the_commands_say_so(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def test_a_round_with_enough_is_closed_at_its_deadline_and_the_next_one_opened(
     rounds.clock.advance(DEADLINE_S)
     rounds.cycle.advance()
     assert f"closes at its deadline with 11 of {DEVICES * BLOCKS} fragments, at least 2" in caplog.text
-    assert rounds.store.closed_rounds() == 1
+    assert rounds.store.over_rounds() == 1
     reader = StoreReader(rounds.state_dir)
     record = reader.rounds()[0]
     reader.close()
@@ -344,7 +344,7 @@ def test_an_aggregation_that_was_changed_in_a_round_holds_as_soon_as_it_can(
         rounds.count(*[DEVICES] * BLOCKS, keeps_values=kept)
         clock.advance(HONEST_S + 1e-3)
         rounds.cycle.advance()
-        assert rounds.store.closed_rounds() == 1
+        assert rounds.store.over_rounds() == 1
         assert ("round 1 closes by the mean of its fragments" in caplog.text) is not kept
         rounds.count(*[DEVICES] * BLOCKS)
         assert rounds.store.keeps_values_of(2)

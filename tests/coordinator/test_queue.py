@@ -269,7 +269,12 @@ def test_jobs_do_not_see_the_rounds_of_others(queue: Queue, database: Database, 
     first.start_round(1, 10.0, 20.0)
     first.reject("malformed", 2)
     first.give_up_round(1, noise_multiplier=2.0, epsilon=0.25, least=0, given_up_at=15.0)
-    assert (first.last_round(), first.closed_rounds(), first.open_round()) == (1, 0, None)
+    assert (first.last_round(), first.over_rounds(), first.last_closed(), first.open_round()) == (
+        1,
+        1,
+        0,
+        None,
+    )
     queue.cancel("one", 16.0, sends_model=False)
     queue.end(1, 17.0)
     begin(queue, "two")

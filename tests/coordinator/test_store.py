@@ -193,12 +193,12 @@ def test_a_replay_of_a_late_fragment_under_the_open_round_is_counted_once_at_mos
 
 def test_closing_a_round_takes_the_model_and_drops_the_sums(store: Store, place: StorePlace) -> None:
     count(begun(store), [fragment(1), fragment(2), fragment(3, 1)], 1)
-    assert store.closed_rounds() == 0
+    assert store.over_rounds() == 0
     assert store.open_round() is not None
     close(store, evaluation=HALF)
     assert sums_of(store) == {}
     assert store.open_round() is None
-    assert store.closed_rounds() == 1
+    assert store.over_rounds() == 1
     model = store.model()
     assert model.weights.tobytes() == WEIGHTS.tobytes()
     assert model.moments.tolist() == [[1.0] * 4]

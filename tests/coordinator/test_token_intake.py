@@ -232,16 +232,16 @@ def test_a_round_does_not_wait_for_members_that_declined_or_were_refused(
     assert cycle.progress().verdict is Close.COLLECT, "honest boards have had no time yet"
     desk.clock.advance(0.02)
     cycle.advance()
-    assert desk.running.store.closed_rounds() == 0, "the receipts of what came last leave first"
+    assert desk.running.store.over_rounds() == 0, "the receipts of what came last leave first"
     desk.clock.advance(HELD_S)
     if is_sent_again:  # What is counted gets a receipt each time.
         desk.take(*sent)
     desk.running.announcer.own_receipts.publish_due()
     cycle.advance()
-    assert desk.running.store.closed_rounds() == (not is_sent_again)
+    assert desk.running.store.over_rounds() == (not is_sent_again)
     desk.clock.advance(HELD_S)
     cycle.advance()
-    assert desk.running.store.closed_rounds() == 1, "nobody keeps a round open by sending on"
+    assert desk.running.store.over_rounds() == 1, "nobody keeps a round open by sending on"
     desk.coordinator.close()
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from brokers import wait_until
 from clocks import MovableClock
+from commands import dpagent
 from daemons import agent_thread, attentive_daemons, coordinator_thread
 from lone_agents import rows
 from observers import Observer
 from token_fleets import TokenFleet
 from watched_fleets import charges
 
+from agent.audit import verify
 from coordinator.database.schema import Part
+from coordinator.queue import JobState
 from dpagent.protocol.issuing import Verdict
 
 TIMES = {"compute_slot_s": 0.5, "jitter_window_s": 0.5, "deadline_s": 600.0}
@@ -67,3 +71,63 @@ def test_a_job_runs_with_tokens(tmp_path: Path, new_broker: Any, linkability: st
         assert rows(file, "SELECT state, count(*) FROM fragments GROUP BY state") == [
             ("counted", ROUNDS * fleet.blocks)
         ]
+
+
+def declined(fleet: TokenFleet, number: int) -> set[int]:
+    """Rounds that a board has declined, as far as the coordinator knows."""
+    if not (fleet.members_dir / Part.REGISTRY).exists():
+        return set()
+    device = fleet.member(number).device_id
+    return {entry.round for entry in fleet.entries() if entry.device == device and not entry.is_granted}
+
+
+def test_a_round_that_too_few_may_join_is_given_up_and_the_job_goes_on_when_that_is_mended(
+    tmp_path: Path, new_broker: Any
+) -> None:
+    """Two boards, of which a round needs both, and one whose owner allows no such jitter. Rounds 1 and 2 are
+    decided together, so round 3 is the next that can close."""
+    broker = new_broker()
+    fleet = TokenFleet(
+        tmp_path, broker, rounds=4, tokens={"rounds_ahead": 1}, round=TIMES | {"minimum_devices": 2}
+    )
+    broker.start()
+    willing, unwilling = fleet.agent(0), fleet.agent(1, limits={"minimum_jitter_window_s": 100.0})
+    clock = MovableClock()
+
+    def queued() -> Any:
+        with contextlib.closing(fleet.reader()) as reader:
+            return reader.queued()
+
+    def boards(*files: Path) -> Any:
+        held = contextlib.ExitStack()
+        for file in files:
+            held.enter_context(agent_thread(file, clock))
+        return held
+
+    with attentive_daemons(), coordinator_thread(fleet.file, clock) as coordinator:
+        with boards(willing, unwilling):
+            clock.advance_until(lambda: declined(fleet, 1) == {1, 2}, "the refusals", 0.05)
+            clock.advance_until(lambda: len(fleet.counted()) == fleet.blocks, "the willing board", 0.25)
+            clock.advance_until(lambda: queued().is_paused, "the deadline", 50.0)
+            assert (charges(willing), charges(unwilling)) == (1, 0)
+            trouble = queued().trouble_now
+            assert "Round 1 cannot close: 1 member may still send for it, and it needs 2." in trouble
+            assert "the same holds for the next 1 round" in trouble
+            assert "job resume first` opens round 3" in trouble
+            states = [
+                (each.number, each.given_up_at is not None, each.least_counted) for each in fleet.rounds()
+            ]
+            assert states == [(1, True, 1), (2, True, None)]
+        assert coordinator.is_running, "it waits for its operator"
+        mended = fleet.agent(1, limits={"minimum_jitter_window_s": 0.5})
+        assert dpagent("coordinator", "job", "resume", "first", "--config", fleet.file).returncode == 0
+        with boards(willing, mended):
+            clock.advance_until(lambda: not coordinator.is_running, "the end of the job", 0.25)
+        assert coordinator.result is True
+    assert queued().state is JobState.FINISHED
+    assert [(each.number, each.closed_at is not None, each.fragments) for each in fleet.rounds()] == [
+        (1, False, fleet.blocks), (2, False, 0), (3, True, 2 * fleet.blocks), (4, True, 2 * fleet.blocks),
+    ]  # fmt: skip
+    assert [verify(file.parent / "state").charges for file in (willing, mended)] == [3, 2]
+    files = sorted((fleet.state / "jobs" / "first" / "models").glob("*.onnx"))
+    assert [file.name for file in files] == ["round-0003.onnx", "round-0004.onnx"]

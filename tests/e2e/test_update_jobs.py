@@ -203,7 +203,7 @@ def test_a_crash_at_the_close_leaves_one_noisy_answer_or_none(
             assert isinstance(first.failure(), PowerCut)
         assert not written.exists()
         store = open_store(settings.state_dir)
-        is_closed, kept, model = store.closed_rounds() == 1, bool(store.counts(1)), store.model().weights
+        is_closed, kept, model = store.over_rounds() == 1, bool(store.counts(1)), store.model().weights
         store.database.close()
         assert is_closed == (point is FaultPoint.COORDINATOR_CLOSED)
         assert kept == (not is_closed)
