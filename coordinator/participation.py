@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cryptography.hazmat.primitives.serialization import Encoding
-
 from coordinator.database.opening import is_there
 from coordinator.database.schema import Part
 from coordinator.devices import Device, Devices
@@ -20,7 +18,6 @@ from dpagent.notation import upwards
 from dpagent.protocol.issuing import Verdict, Wish
 from dpagent.wording import counted
 
-_EXPORT_VERSION: Final = 1
 _REFUSED: Final = {
     Verdict.OVER_LIMIT: "over the fleet's limit for a device",
     Verdict.EXCLUDED: "left out by the operator",
@@ -71,8 +68,7 @@ def dead_end(number: int, members: int, may_send: int, minimum: int) -> str | No
         return None
     return (
         f"Round {number} cannot close: {counted(may_send, 'member')} may still send for it, and it needs "
-        f"{minimum}. A board decides on a round once. `dpagent budget show` on a board says why it declined: "
-        "mend that there or in the job, cancel this job, and add it again"
+        f"{minimum}. A board decides on a round once."
     )
 
 
@@ -132,43 +128,11 @@ def totals(spent: Sequence[Spent]) -> list[Total]:
     sums: dict[tuple[str, str, str], tuple[float, float]] = {}
     for each in spent:
         epsilon, delta = sums.get(each.scope, (0.0, 0.0))
+        # Both are null without a guarantee.
         added = math.inf if each.statement["epsilon"] is None else each.statement["epsilon"]
-        sums[each.scope] = epsilon + added, min(1.0, delta + each.statement["delta"])
+        more = 1.0 if each.statement["delta"] is None else each.statement["delta"]
+        sums[each.scope] = epsilon + added, min(1.0, delta + more)
     return [Total(*scope, *figures) for scope, figures in sorted(sums.items())]
-
-
-def export(reader: RegistryReader, devices: Devices, *, fleet: str, coordinator_key: str) -> dict[str, Any]:
-    """All that an auditor needs to check what boards were granted, without trusting the coordinator's sums.
-
-    Each statement is signed by a board's own key, of a certificate that is here too; it names the key of its
-    round by digest, so a key that was shown to one board alone stands out. Nothing in it tells a fragment.
-    """
-    return {
-        "version": _EXPORT_VERSION,
-        "fleet": fleet,
-        "coordinator_key": coordinator_key,
-        "keys": [
-            {"job": job, "round": number, "modulus": modulus.hex()}
-            for job, number, modulus in reader.moduli()
-        ],
-        "devices": [
-            {
-                "device": device.id,
-                "state": device.state,
-                "replaces": device.replaces,
-                "certificate": device.parsed.public_bytes(Encoding.PEM).decode(),
-                "granted": [
-                    total_values(total) for total in totals(reader.spent(devices.lineage(device.id)))
-                ],
-                "jobs": [
-                    {"job": spent.job, "rounds": spent.rounds, **spent.statement}
-                    for spent in reader.spent(devices.lineage(device.id))
-                ],
-                "statements": [_entry_values(entry) for entry in reader.entries(device.id)],
-            }
-            for device in devices.all()
-        ],
-    }
 
 
 def total_values(total: Total) -> dict[str, Any]:
@@ -176,14 +140,4 @@ def total_values(total: Total) -> dict[str, Any]:
     return {
         "unit": total.unit, "adjacency": total.adjacency, "trust": total.trust,
         "epsilon": total.epsilon if math.isfinite(total.epsilon) else None, "delta": total.delta,
-    }  # fmt: skip
-
-
-def _entry_values(entry: Entry) -> dict[str, Any]:
-    statement = entry.statement
-    return {
-        "job": entry.job.hex(), "round": entry.round, "at": entry.at, "wish": entry.wish.name.lower(),
-        "verdict": entry.verdict.name.lower(), "ledger_entries": statement.entries,
-        "ledger_head": statement.head.hex(), "key_digest": statement.keys.hex(),
-        "statement": statement.to_bytes().hex(), "signature": entry.signature.hex(),
     }  # fmt: skip

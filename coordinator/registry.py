@@ -272,6 +272,12 @@ class RegistryReader:
             rows = self._database.execute("SELECT device FROM ledgers WHERE went_back = 1")
             return {row["device"] for row in rows}
 
+    def prices(self) -> list[tuple[str, int, list[dict[str, Any]]]]:
+        """Job, round, and what the round brings the job to, in each column, as statements."""
+        with self._database.errors():
+            rows = self._database.execute("SELECT job, round, columns FROM prices ORDER BY job, round")
+            return [(bytes(row["job"]).hex(), row["round"], json.loads(row["columns"])) for row in rows]
+
     def moduli(self) -> list[tuple[str, int, bytes]]:
         """Job, round and modulus of every key."""
         with self._database.errors():

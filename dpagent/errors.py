@@ -49,7 +49,7 @@ _MEANINGS: dict[ExitCode, str] = {
     ExitCode.DATA: "Training or test data are missing, unreadable or do not fit the model.",
     ExitCode.LEDGER: (
         "A ledger is missing or unreadable, its hash chain is broken, it is older than its second head, or "
-        "the configuration has a larger budget than it."
+        "the configuration has a larger budget than it; also an export of budgets that does not verify."
     ),
     ExitCode.BROKER: "The MQTT broker cannot be started or reached, or it refuses the credentials.",
     ExitCode.STATE_IN_USE: "Another process uses the same state directory.",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from coordinator.settings import FleetSettings
 
 app = Commands(help="What each device of the fleet was granted.", no_args_is_help=True)
+
+_MOST_PROBLEMS: Final = 5
 
 
 @app.command("list")
@@ -114,15 +117,97 @@ def export(
     target: Annotated[Path, typer.Argument(help="File to write, or - for standard output.")],
     config: FleetConfig = None,
 ) -> None:
-    """Write everything for an auditor: what each board was granted, and the statements that it signed."""
+    """Write everything for an auditor: what each board was granted, and the statements that it signed.
+
+    The coordinator signs the whole. `budgets verify` checks it, on any machine.
+    """
+    from coordinator.budget_export import export as exported
     from coordinator.keys import load_signer
-    from coordinator.participation import export as exported
 
     settings = fleet_settings(config)
     with _opened(settings) as (devices, reader):
-        key = load_signer(settings.keys_dir, settings.fleet).public_key
-        values = exported(reader, devices, fleet=settings.fleet, coordinator_key=key)
+        signer = load_signer(settings.keys_dir, settings.fleet)
+        values = exported(reader, devices, fleet=settings.fleet, signer=signer, now=time.time())
     write_json(target, values)
+
+
+@app.command()
+def verify(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `budgets export` wrote.")],
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            help="The fleet's coordinator key, as `dpagent coordinator key` prints it.",
+            show_default="that in the file",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check an export, on any machine, with the file and the coordinator's public key alone.
+
+    Its signature, each board's signature of each statement, that all boards were shown the same keys, and
+    each figure, from the requests that were granted and the price of each round. Exits with 5 if anything
+    does not fit.
+    """
+    from coordinator.budget_audit import audit, read_export
+    from coordinator.participation import total_values
+    from dpagent.errors import LedgerError, UsageError
+    from dpagent.protocol.signing import decode_public_key
+
+    if key is not None:
+        try:
+            decode_public_key(key)
+        except ValueError as error:
+            raise UsageError(f"--key {key!r}: {error}.") from error
+    found = audit(read_export(file), str(file), key)
+    if as_json:
+        values = {
+            "fleet": found.fleet, "coordinator_key": found.coordinator_key, "exported_at": found.exported_at,
+            "statements": found.statements, "problems": list(found.problems),
+            "devices": [
+                {"device": each.device, "state": each.state, "rounds": each.rounds,
+                 "granted": [total_values(total) for total in each.totals]}
+                for each in found.granted
+            ],
+        }  # fmt: skip
+        typer.echo(json.dumps(finite(values), indent=2))
+    else:
+        print_table(
+            ["device", "state", "rounds", "column", "ε", "δ"],
+            [
+                [each.device, each.state, str(each.rounds), *figures]
+                for each in found.granted
+                for figures in (
+                    [
+                        [f"{total.unit}, trusts {total.trust}", upwards(total.epsilon), f"{total.delta:g}"]
+                        for total in each.totals
+                    ]
+                    or [["nothing", "", ""]]
+                )
+            ],
+        )  # fmt: skip
+    if found.problems:
+        shown = " ".join(found.problems[:_MOST_PROBLEMS])
+        more = len(found.problems) - _MOST_PROBLEMS
+        raise LedgerError(
+            f"{file}: {counted(len(found.problems), 'problem')}. {shown}"
+            f"{f' And {more} more: --json lists all.' if more > 0 else ''}"
+        )
+    if as_json:
+        return
+    typer.echo(
+        f"{counted(len(found.granted), 'device')}, {counted(found.statements, 'statement')}, each signed by "
+        f"its device; all figures follow from them. Exported {found.exported_at}."
+    )
+    whose = (
+        "that the file names: compare it with what `dpagent coordinator key` prints"
+        if key is None
+        else "given"
+    )
+    typer.echo(
+        f"Signed by the coordinator of fleet {found.fleet} with the key {found.coordinator_key}, {whose}."
+    )
 
 
 @contextlib.contextmanager

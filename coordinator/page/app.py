@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from pathlib import Path
@@ -17,13 +18,14 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from coordinator.budget_export import export
 from coordinator.devices import Devices
+from coordinator.keys import load_signer
 from coordinator.page.access import Access
 from coordinator.page.guard import COOKIE, LOGOUT, Guard, refused, visitor_of
 from coordinator.page.orders import Orders
 from coordinator.page.view import View
 from coordinator.page.watcher import Watcher, as_json, server_sent
-from coordinator.participation import export
 from coordinator.registry import RegistryReader
 from coordinator.settings import CoordinatorSettings
 from dpagent.errors import DpagentError
@@ -85,7 +87,6 @@ class Page:
         watcher: tells what changes.
         make_report: the HTML report of a job, by its name.
         make_metrics: the answer to a request for metrics, with its media type; by the header ``Accept``.
-        coordinator_key: the fleet's public key.
         is_secure: whether browsers reach it by TLS of its own.
     """
 
@@ -99,13 +100,12 @@ class Page:
         watcher: Watcher,
         make_report: Callable[[str], bytes],
         make_metrics: Callable[[str], tuple[bytes, str]],
-        coordinator_key: str,
         is_secure: bool,
     ) -> None:
         self._settings, self._access, self._view, self._watcher = settings, access, view, watcher
         self._orders = Orders(settings, directory)
         self._make_report, self._make_metrics = make_report, make_metrics
-        self._key, self._is_secure = coordinator_key, is_secure
+        self._is_secure = is_secure
         self._one_order = asyncio.Lock()
         """One at a time: adding a job computes for seconds."""
         self._one_report = asyncio.Lock()
@@ -204,7 +204,8 @@ class Page:
         reader = RegistryReader(members)
         try:
             with Devices(members) as devices:
-                values = export(reader, devices, fleet=self._settings.fleet, coordinator_key=self._key)
+                signer = load_signer(self._settings.keys_dir, self._settings.fleet)
+                values = export(reader, devices, fleet=self._settings.fleet, signer=signer, now=time.time())
         finally:
             reader.close()
         return json.dumps(values, indent=2, allow_nan=False).encode()

@@ -16,7 +16,6 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from coordinator.keys import load_signer
 from coordinator.page.access import Access
 from coordinator.page.app import Page
 from coordinator.page.local_users import name_of, plain_address
@@ -123,7 +122,6 @@ async def _serve(
         watcher=watcher,
         make_report=make_report,
         make_metrics=Metrics(settings, view).exposed,
-        coordinator_key=load_signer(settings.keys_dir, settings.fleet).public_key,
         is_secure=page.certificate is not None,
     ).application()
     server = _Server(_configuration(settings, application))

@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from coordinator.budget_export import has_export
 from coordinator.columns import promised_by, spent_in
 from coordinator.database.opening import is_there
-from coordinator.database.schema import Part
 from coordinator.measurements import Measured
 from coordinator.page.guarantee import columns_of, in_words
 from coordinator.page.health import findings
@@ -266,9 +266,9 @@ class View:
             return final
         return max((directory / "models").glob("round-*.onnx"), default=None)
 
-    def _has_registry(self) -> bool:
+    def _has_export(self) -> bool:
         try:
-            return is_there(self._settings.members_place, Part.REGISTRY)
+            return has_export(self._settings.members_place)
         except DpagentError:
             return False
 
@@ -277,7 +277,7 @@ class View:
         return {
             "model": None if model is None else model.name,
             "report": queued.closed_rounds > 0,
-            "audit": self._has_registry(),
+            "audit": self._has_export(),
         }
 
 

@@ -14,7 +14,7 @@ from dpagent.protocol.codec import MessageError, MessageT, decode, encode
 from dpagent.protocol.messages import Layout, Signed
 from dpagent.protocol.terms import Message
 
-SignedKind = Literal["plan", "model", "receipts", "token-keys", "answer"]
+SignedKind = Literal["plan", "model", "receipts", "token-keys", "answer", "budgets"]
 """The kinds of signed messages; a signature is valid for only one kind."""
 
 

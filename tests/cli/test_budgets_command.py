@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import Result, dpagent
@@ -16,10 +18,13 @@ from fleets import write_fleet
 from requests_for_tokens import ask_for
 from token_desks import FLEET, JOB, Desk
 
+from coordinator.budget_export import BudgetsDigest
 from coordinator.keys import load_signer
-from coordinator.participation import participation
+from coordinator.participation import participation, totals
+from coordinator.registry import Spent
 from dpagent.errors import ExitCode
 from dpagent.protocol.issuing import Verdict, Wish
+from dpagent.protocol.signing import Signer
 
 
 @pytest.fixture
@@ -80,6 +85,120 @@ def test_an_auditor_checks_the_export_with_nothing_but_a_library(desk: Desk, tmp
     assert [each["modulus"] for each in exported["keys"]] == [each.hex() for each in desk.keys.moduli]
     # What would tell a fragment: no blinded message, and no signature of one.
     assert "blinded" not in target.read_text()
+
+
+@pytest.fixture
+def exported(desk: Desk, tmp_path: Path) -> Path:
+    """Of three boards and one that took the place of the first."""
+    first, second, third = (desk.member() for _ in range(3))
+    assert ask_for(desk, first, 1) is ask_for(desk, first, 2) is Verdict.GRANTED
+    assert ask_for(desk, second, 1) is Verdict.GRANTED
+    assert ask_for(desk, third, 1, wish=Wish.BUDGET) is Verdict.NOTED
+    desk.member(replaces=first.device_id)
+    target = tmp_path / "export.json"
+    result = budgets(tmp_path, "export", str(target))
+    assert result.returncode == 0, result.stderr
+    return target
+
+
+def verified(file: Path, *options: str) -> Result:
+    """On another machine: without the fleet's files."""
+    return dpagent("coordinator", "budgets", "verify", file, *options)
+
+
+def test_an_auditor_verifies_the_export_by_one_command(exported: Path, desk: Desk, tmp_path: Path) -> None:
+    by_file = verified(exported)
+    assert by_file.returncode == 0, by_file.stderr
+    assert "4 devices, 4 statements, each signed by its device" in by_file.stdout
+    assert "that the file names: compare it with what `dpagent coordinator key` prints" in by_file.stdout
+    key = desk.signer.public_key
+    found = json.loads(verified(exported, "--key", key, "--json").stdout)
+    assert (found["problems"], found["coordinator_key"]) == ([], key)
+    granted = {each["device"]: (each["rounds"], each["granted"]) for each in found["devices"]}
+    listed = {
+        each["device"]: each["granted"] for each in json.loads(budgets(tmp_path, "list", "--json").stdout)
+    }
+    assert {device: columns for device, (_, columns) in granted.items()} == listed
+    assert sorted(rounds for rounds, _ in granted.values()) == [0, 1, 2, 2]
+    other = verified(exported, "--key", Signer(bytes(32), FLEET).public_key)
+    assert (other.returncode, "It names the coordinator key" in other.stderr) == (ExitCode.LEDGER, True)
+
+
+def test_whatever_is_changed_in_an_export_is_found_even_if_it_is_signed_anew(
+    exported: Path, desk: Desk, tmp_path: Path
+) -> None:
+    values = json.loads(exported.read_text())
+    first = next(each for each in values["devices"] if len(each["statements"]) == 2)
+    place = values["devices"].index(first)
+    job = first["statements"][0]["job"]
+
+    def changed(change: Callable[[dict[str, Any]], object], *, is_signed: bool) -> str:
+        other = json.loads(exported.read_text())
+        change(other)
+        if is_signed:
+            other["signature"] = desk.signer.sign(BudgetsDigest.of(other), "budgets").hex()
+        file = tmp_path / "changed.json"
+        file.write_text(json.dumps(other))
+        result = verified(file)
+        assert result.returncode == ExitCode.LEDGER, result.stdout
+        return result.stderr
+
+    def lessen(values: dict[str, Any]) -> None:
+        values["devices"][place]["granted"][0]["epsilon"] /= 2
+
+    assert "something was changed" in changed(lessen, is_signed=False)
+    assert "the figures shown are not those" in changed(lessen, is_signed=True)
+
+    def other_round(values: dict[str, Any]) -> None:
+        values["devices"][place]["statements"][1]["round"] = 3
+
+    assert "is not what it says" in changed(other_round, is_signed=True)
+
+    def forge(values: dict[str, Any]) -> None:
+        entry = values["devices"][place]["statements"][0]
+        entry["signature"] = "00" * 64
+
+    assert "not signed by its key" in changed(forge, is_signed=True)
+
+    def another_key(values: dict[str, Any]) -> None:
+        entry = values["devices"][place]["statements"][0]
+        entry["key_digest"] = "11" * 32
+
+    said = changed(another_key, is_signed=True)
+    assert f"Round 1 of job {job[:8]}: boards were shown 2 different keys" in said
+
+    def unpriced(values: dict[str, Any]) -> None:
+        values["prices"] = [each for each in values["prices"] if each["round"] != 2]
+
+    assert "what it costs is not there" in changed(unpriced, is_signed=True)
+
+    def without_the_one_before(values: dict[str, Any]) -> None:
+        del values["devices"][place]
+
+    assert "which is not there" in changed(without_the_one_before, is_signed=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("no JSON", "is no JSON"), ("[1]", "holds no object"), ("{}", "version"),
+        ('{"version": 9}', "version"), ("[" * 100_000, "is no JSON"),
+    ],
+)  # fmt: skip
+def test_what_is_no_export_is_said_to_be_none(tmp_path: Path, text: str, expected: str) -> None:
+    file = tmp_path / "export.json"
+    file.write_text(text)
+    result = verified(file)
+    assert (result.returncode, expected in result.stderr) == (ExitCode.DATA, True), result.stderr
+    wrong = verified(file, "--key", "x")
+    assert (wrong.returncode, "--key 'x'" in wrong.stderr) == (ExitCode.USAGE, True)
+
+
+def test_a_job_without_a_guarantee_has_no_figure_in_any_sum() -> None:
+    nothing = {"unit": "record", "adjacency": "a", "trust": "none", "epsilon": None, "delta": None}
+    (total,) = totals([Spent("j", 1, nothing)])
+    assert (total.epsilon, total.delta) == (math.inf, 1.0)
+    assert total.sentence().startswith("no guarantee")
 
 
 def test_who_takes_part_is_counted_by_public_reasons(desk: Desk) -> None:

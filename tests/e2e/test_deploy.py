@@ -95,6 +95,8 @@ def test_the_commands_lead_from_nothing_to_a_fleet_and_through_a_theft(place: Pa
     assert "5 members" in said
     assert "finished, 2 of 2 rounds started" in said
     assert "Replaced by" in said
+    assert "6 devices, " in said
+    assert "each signed by its device; all figures follow from them" in said
     (stolen,) = re.findall(r"^stolen: (\w+)$", said, flags=re.MULTILINE)
     assert re.findall(r"^refuses: (\w+)$", said, flags=re.MULTILINE) == [stolen]
     assert len(re.findall(r"^lets in: (\w+)$", said, flags=re.MULTILINE)) == 5

@@ -22,12 +22,14 @@ from fleets import DIGITS, write_fleet, write_job
 from page_servers import PageServer
 from postgresql import Postgresql, new_place
 from stores import begin, begin_job, open_store
+from token_desks import Desk
 
 import coordinator.page.server
 from benchmarks.certificates import broker_certificate
 from cli.watching import lines_of
 from coordinator.database.opening import open_database
 from coordinator.database.settings import StoreSettings
+from coordinator.keys import load_signer
 from coordinator.measurements import Traffic
 from coordinator.model_state import ModelState
 from coordinator.page.server import serve
@@ -120,6 +122,31 @@ def test_a_store_in_postgresql_is_shown_and_watched_too(
                 assert time.monotonic() < until
         assert page.get("/api/jobs/first").values["paused"]
         store.database.close()
+
+
+def test_an_audit_export_is_offered_where_a_board_has_enrolled(
+    settings: FleetSettings, tmp_path: Path, postgresql: Postgresql
+) -> None:
+    """In PostgreSQL the tables are there before there is a member."""
+    address = new_place(postgresql)
+    shared = settings.model_copy(
+        update={"store": StoreSettings(url=address.url, password_file=postgresql.password_file)}
+    )
+    store = open_store(address, new_job(settings), settings.job().stored())
+    begin(store, MODEL)
+    store.database.close()
+    desk = Desk(tmp_path / "desk", load_signer(settings.keys_dir, settings.fleet), place=address)
+    with PageServer(shared, tmp_path / "fleet") as page:
+        assert page.get("/api/jobs/first").values["downloads"]["audit"] is False
+        refused = page.get("/api/audit")
+        assert (refused.status, "No board has enrolled" in refused.values["error"]) == (409, True)
+        board = desk.member()
+        assert page.get("/api/jobs/first").values["downloads"]["audit"] is True
+        exported = page.get("/api/audit")
+        assert (exported.status, [each["device"] for each in exported.values["devices"]]) == (
+            200, [board.device_id],
+        )  # fmt: skip
+    desk.close()
 
 
 def test_workers_are_shown_with_what_they_count_and_when_they_were_seen(

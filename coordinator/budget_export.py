@@ -1,0 +1,140 @@
+"""The budgets of a fleet as one file for an auditor: what each board was granted, and the statements that the
+boards signed.
+
+The auditor need not take the coordinator's sums: they follow from the requests that were granted and the
+price of each round. Each request is a statement of a board, signed by its own key. The whole is signed by the
+coordinator: it cannot tell two auditors two things, and deny one. :mod:`coordinator.budget_audit` checks it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Self
+
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from coordinator.database.opening import is_there, open_reader
+from coordinator.database.schema import Part
+from coordinator.database.settings import StorePlace
+from coordinator.devices import Devices
+from coordinator.participation import total_values, totals
+from coordinator.registry import Entry, RegistryReader
+from dpagent.errors import NotReadyError
+from dpagent.json_values import finite
+from dpagent.protocol.messages import Layout
+from dpagent.protocol.signing import Signer
+
+VERSION: Final = 1
+SIGNATURE: Final = "signature"
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetsDigest(Layout):
+    """What the coordinator signs of an export: SHA-256 of its canonical form."""
+
+    digest: bytes
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """That of an export, without its signature."""
+        unsigned = {key: value for key, value in values.items() if key != SIGNATURE}
+        text = json.dumps(unsigned, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return cls(hashlib.sha256(text.encode()).digest())
+
+    def to_bytes(self) -> bytes:
+        """See :class:`Layout`."""
+        return self.digest
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """See :class:`Layout`."""
+        if len(data) != 32:
+            raise ValueError(f"{len(data)} bytes are no digest; expected 32")
+        return cls(data)
+
+
+def has_export(place: StorePlace) -> bool:
+    """Whether there is anything to export: a registry, and a device that ever enrolled.
+
+    Args:
+        place: of the members.
+
+    Raises:
+        StorageError, ConfigurationError: That cannot be told.
+    """
+    if not (is_there(place, Part.REGISTRY) and is_there(place, Part.MEMBERS)):
+        return False
+    with open_reader(place, Part.MEMBERS) as reader, reader.errors():
+        return reader.execute("SELECT 1 FROM devices LIMIT 1").fetchone() is not None
+
+
+def export(
+    reader: RegistryReader, devices: Devices, *, fleet: str, signer: Signer, now: float
+) -> dict[str, Any]:
+    """All that an auditor needs to check what boards were granted, without trusting the coordinator's sums.
+
+    Each statement is signed by a board's own key, of a certificate that is here too; it names the key of its
+    round by digest, so a key that was shown to one board alone stands out. Nothing in it tells a fragment.
+
+    Args:
+        reader: of the registry.
+        devices: of the fleet.
+        fleet: its name.
+        signer: of the coordinator.
+        now: Unix time.
+
+    Raises:
+        NotReadyError: No device ever enrolled.
+    """
+    known = devices.all()
+    if not known:
+        raise NotReadyError(
+            f"No board has enrolled in fleet {fleet!r}, so there is nothing to export. `dpagent coordinator "
+            "invite` makes codes for boards (docs/deploy.md)."
+        )
+    values: dict[str, Any] = {
+        "version": VERSION,
+        "fleet": fleet,
+        "coordinator_key": signer.public_key,
+        "exported_at": datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
+        "keys": [
+            {"job": job, "round": number, "modulus": modulus.hex()}
+            for job, number, modulus in reader.moduli()
+        ],
+        "prices": [
+            {"job": job, "round": number, "columns": columns} for job, number, columns in reader.prices()
+        ],
+        "devices": [
+            {
+                "device": device.id,
+                "state": str(device.state),
+                "replaces": device.replaces,
+                "certificate": device.parsed.public_bytes(Encoding.PEM).decode(),
+                "granted": [
+                    total_values(total) for total in totals(reader.spent(devices.lineage(device.id)))
+                ],
+                "jobs": [
+                    {"job": spent.job, "rounds": spent.rounds, **spent.statement}
+                    for spent in reader.spent(devices.lineage(device.id))
+                ],
+                "statements": [_entry_values(entry) for entry in reader.entries(device.id)],
+            }
+            for device in known
+        ],
+    }
+    values = finite(values)
+    return values | {SIGNATURE: signer.sign(BudgetsDigest.of(values), "budgets").hex()}
+
+
+def _entry_values(entry: Entry) -> dict[str, Any]:
+    statement = entry.statement
+    return {
+        "job": entry.job.hex(), "round": entry.round, "at": entry.at, "wish": entry.wish.name.lower(),
+        "verdict": entry.verdict.name.lower(), "ledger_entries": statement.entries,
+        "ledger_head": statement.head.hex(), "key_digest": statement.keys.hex(),
+        "statement": statement.to_bytes().hex(), "signature": entry.signature.hex(),
+    }  # fmt: skip
