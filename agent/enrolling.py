@@ -29,9 +29,12 @@ from dpagent.errors import BrokerError, ConfigurationError, UsageError
 from dpagent.protocol.device_signing import SigningKey, device_id_of
 from dpagent.protocol.enrolment import (
     AUTHORITY_PATH,
+    CONFIRM_PATH,
     ENROL_PATH,
     MOST_ANSWER_BYTES,
     RENEW_PATH,
+    ConfirmAnswer,
+    ConfirmRequest,
     EnrolAnswer,
     EnrolRequest,
     Invitation,
@@ -112,12 +115,7 @@ def renew(url: str, ca_file: Path, cert_file: Path, key_file: Path) -> tuple[byt
         ConfigurationError, StorageError: A file, or the answer, cannot be used.
     """
     identity = Identity.load(cert_file, key_file)
-    try:
-        trusted = ca_file.read_text(encoding="ascii")
-        context = _trusting(trusted)
-        context.load_cert_chain(cert_file, key_file, password="")
-    except (OSError, ValueError) as error:  # of TLS, an OSError
-        raise ConfigurationError(f"enrolment.ca_file {ca_file} cannot be used ({error}).") from error
+    context = _showing(ca_file, cert_file, key_file)
     asked = RenewRequest(request=base64_of(signing_request(identity.private_key)))
     answer = _asked(url, context, RENEW_PATH, json_of(asked), RenewAnswer)
     authorities, chain = _checked(answer, identity.certificate.public_key(), url)
@@ -130,6 +128,24 @@ def renew(url: str, ca_file: Path, cert_file: Path, key_file: Path) -> tuple[byt
             "clock there, and here."
         )
     return pem_of(chain).encode(), pem_of(authorities).encode()
+
+
+def confirm(url: str, ca_file: Path, cert_file: Path, key_file: Path) -> None:
+    """Show the endpoint the certificate that a member has: that its operator knows that it came.
+
+    Args:
+        url: of the endpoint.
+        ca_file: the fleet's authority.
+        cert_file: the certificate.
+        key_file: its key.
+
+    Raises:
+        BrokerError: The endpoint cannot be reached.
+        UsageError: It refuses.
+        ConfigurationError: A file, or the answer, cannot be used.
+    """
+    context = _showing(ca_file, cert_file, key_file)
+    _asked(url, context, CONFIRM_PATH, json_of(ConfirmRequest()), ConfirmAnswer)
 
 
 def pem_of(certificates: Sequence[x509.Certificate]) -> str:
@@ -158,6 +174,20 @@ def _authority(invitation: Invitation) -> tuple[x509.Certificate, ...]:
 def _trusting(pem: str) -> ssl.SSLContext:
     """TLS that trusts one authority, and checks names."""
     return ssl.create_default_context(cadata=pem)
+
+
+def _showing(ca_file: Path, cert_file: Path, key_file: Path) -> ssl.SSLContext:
+    """TLS of a member, with its certificate.
+
+    Raises:
+        ConfigurationError: A file cannot be used.
+    """
+    try:
+        context = _trusting(ca_file.read_text(encoding="ascii"))
+        context.load_cert_chain(cert_file, key_file, password="")
+    except (OSError, ValueError) as error:  # of TLS, an OSError
+        raise ConfigurationError(f"enrolment.ca_file {ca_file} cannot be used ({error}).") from error
+    return context
 
 
 def _asked(url: str, context: ssl.SSLContext, path: str, body: bytes, kind: type[AnswerT]) -> AnswerT:

@@ -4,7 +4,8 @@ When two thirds of its life are over, the certificate is renewed at the fleet's 
 thread of its own: no round waits for that, and when it happens follows from dates alone. The new one takes
 the place of the file; connections to the broker read it as they begin, and the one that is open stays. The
 key stays, so that a crash leaves no certificate without its key. With the certificate comes all that the
-fleet trusts: while it changes its authority, the old one and the new one.
+fleet trusts: while it changes its authority, the old one and the new one. Then the endpoint is shown the new
+certificate: an operator who ends a change has to know who has one.
 
 Who issues certificates chooses how long they are, and sees by name who asks for one again. So each of the two
 files has one size, and the room for the next ones is taken when the agent starts: how full the disk is, on
@@ -52,6 +53,9 @@ class Renewal:
     def __init__(self, settings: AgentSettings, clock: Clock) -> None:
         self._enrolment, self._mqtt, self._clock = settings.enrolment, settings.mqtt, clock
         self._looks_at = -1.0
+        self._is_unconfirmed = False
+        """Whether the endpoint has not been shown a certificate that it has issued, as far as this process
+        knows: it is shown again, until it has."""
         self._thread: threading.Thread | None = None
         if self._enrolment is not None and (certificate := self._mqtt.cert_file) is not None:
             for file, size in (
@@ -70,11 +74,12 @@ class Renewal:
             return
         files = (self._mqtt.cert_file, self._mqtt.key_file)
         pause_s, is_due = self._look(*files)
+        work = self._renew if is_due else self._confirm if self._is_unconfirmed else None
         # Boards that were switched on together need not ask together. No record decides when.
         self._looks_at = now + pause_s * random.uniform(0.75, 1.25)
-        if is_due:
+        if work is not None:
             arguments = (self._enrolment.url, self._enrolment.ca_file, *files)
-            self._thread = threading.Thread(target=_renew, args=arguments, name="renewal", daemon=True)
+            self._thread = threading.Thread(target=work, args=arguments, name="renewal", daemon=True)
             self._thread.start()
 
     def _look(self, cert_file: Path, key_file: Path) -> tuple[float, bool]:
@@ -98,16 +103,31 @@ class Renewal:
             return _LONGEST_LOOK_S, False
         return pause_s, now >= identity.renews_at
 
+    # In a thread of its own.
 
-def _renew(url: str, ca_file: Path, cert_file: Path, key_file: Path) -> None:
-    from agent.enrolling import renew
+    def _renew(self, url: str, ca_file: Path, cert_file: Path, key_file: Path) -> None:
+        from agent.enrolling import renew
 
-    try:
-        certificate, authorities = renew(url, ca_file, cert_file, key_file)
-        # First: the certificate may be of an authority that the file does not name yet.
-        write_over_spare(ca_file, authorities, size=_AUTHORITIES_BYTES)
-        write_over_spare(cert_file, certificate, size=_CERTIFICATES_BYTES)
-    except DpagentError as error:
-        log.warning("the certificate was not renewed; it will be tried again: %s", error)
-    else:
-        log.info("the certificate is renewed", extra=about(event=Event.CERTIFICATE_RENEWED))
+        try:
+            certificate, authorities = renew(url, ca_file, cert_file, key_file)
+            # First: the certificate may be of an authority that the file does not name yet.
+            write_over_spare(ca_file, authorities, size=_AUTHORITIES_BYTES)
+            write_over_spare(cert_file, certificate, size=_CERTIFICATES_BYTES)
+        except DpagentError as error:
+            log.warning("the certificate was not renewed; it will be tried again: %s", error)
+        else:
+            self._is_unconfirmed = True
+            self._confirm(url, ca_file, cert_file, key_file)
+            log.info("the certificate is renewed", extra=about(event=Event.CERTIFICATE_RENEWED))
+
+    def _confirm(self, url: str, ca_file: Path, cert_file: Path, key_file: Path) -> None:
+        from agent.enrolling import confirm
+
+        try:
+            confirm(url, ca_file, cert_file, key_file)
+        except DpagentError as error:
+            log.warning(
+                "the fleet does not know yet that its certificate came; it will be told again: %s", error
+            )
+        else:
+            self._is_unconfirmed = False

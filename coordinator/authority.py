@@ -215,6 +215,11 @@ class Authorities:
         """All that brokers and boards trust."""
         return tuple(certificate for each in self.all for certificate in each.chain)
 
+    def are_named_in(self, certificate: x509.Certificate) -> bool:
+        """Whether a certificate, which the fleet has issued, is of one of them: by the name of its issuer,
+        which no two of them share."""
+        return any(certificate.issuer == each.certificate.subject for each in self.all)
+
     def chain_of(self, certificate: x509.Certificate) -> tuple[x509.Certificate, ...]:
         """What is shown with a certificate of one of them: itself, and those between it and the root."""
         issuer = next((each for each in self.all if each.has_issued(certificate)), self.issuing)

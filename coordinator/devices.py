@@ -206,6 +206,28 @@ class Devices:
             )
             return [(int(row["serial"], 16), float(row["revoked_at"])) for row in rows]
 
+    def unconfirmed(self, now: float) -> set[str]:
+        """Members that may not have their latest certificate: they have not shown it to the enrolment
+        endpoint, and another one that they have holds still.
+
+        Args:
+            now: Unix time.
+        """
+        with self.database.errors():
+            rows = self.database.execute(
+                "SELECT device, fingerprint, confirmed_at FROM certificates WHERE expires_at > ?", (now,)
+            )
+            holding: dict[str, dict[bytes, float | None]] = {}
+            for row in rows:
+                holding.setdefault(row["device"], {})[bytes(row["fingerprint"])] = row["confirmed_at"]
+        return {
+            device.id
+            for device in self.all()
+            if device.is_member
+            and len(known := holding.get(device.id, {})) > 1
+            and known.get(_fingerprint(device.parsed)) is None
+        }
+
     def ended(self) -> tuple[str, ...]:
         """All that are no members any more, also past the end of their certificates: a connection that was
         open before it may last longer."""
@@ -267,6 +289,13 @@ class Devices:
         )
         self._note(device.id, certificate, at)
 
+    def confirm(self, certificate: x509.Certificate, *, at: float) -> None:
+        """Note that a device has shown a certificate that was issued to it."""
+        self.database.execute(
+            "UPDATE certificates SET confirmed_at = ? WHERE fingerprint = ? AND confirmed_at IS NULL",
+            (at, _fingerprint(certificate)),
+        )
+
     def revoke(self, device_id: str, *, at: float) -> None:
         """Let a device be no member any more, for good. One that is none stays as it is."""
         self._end(device_id, DeviceState.REVOKED, at)
@@ -308,7 +337,8 @@ class Devices:
     def _note(self, device_id: str, certificate: x509.Certificate, at: float) -> None:
         ends = certificate.not_valid_after_utc.timestamp()
         self.database.execute(
-            "INSERT INTO certificates VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO certificates (fingerprint, serial, key, device, issued_at, expires_at) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
             (
                 _fingerprint(certificate),
                 f"{certificate.serial_number:x}",

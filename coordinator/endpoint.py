@@ -32,9 +32,11 @@ from coordinator.enrolment_settings import split_address
 from dpagent.errors import ConfigurationError, DpagentError
 from dpagent.protocol.enrolment import (
     AUTHORITY_PATH,
+    CONFIRM_PATH,
     ENROL_PATH,
     MOST_REQUEST_BYTES,
     RENEW_PATH,
+    ConfirmRequest,
     EnrolRequest,
     Refusal,
     RenewRequest,
@@ -275,13 +277,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(RefusedError("There is nothing here.", HTTPStatus.NOT_FOUND))
 
     def do_POST(self) -> None:
-        """Enrol or renew."""
+        """Enrol, renew, or note what a board has."""
         try:
             if self.path == ENROL_PATH:
                 answer = json_of(self._enrolment.enrol(EnrolRequest.model_validate_json(self._body())))
             elif self.path == RENEW_PATH:
                 asked = RenewRequest.model_validate_json(self._body())
                 answer = json_of(self._enrolment.renew(asked, self._certificate()))
+            elif self.path == CONFIRM_PATH:
+                ConfirmRequest.model_validate_json(self._body())
+                answer = json_of(self._enrolment.confirm(self._certificate()))
             else:
                 raise RefusedError("There is nothing here.", HTTPStatus.NOT_FOUND)
         except RefusedError as error:

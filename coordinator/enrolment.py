@@ -1,4 +1,5 @@
-"""What the enrolment endpoint does with a request, apart from HTTP: enrol a board, renew its certificate.
+"""What the enrolment endpoint does with a request, apart from HTTP: enrol a board, renew its certificate, and
+note that it has the new one.
 
 Each request is one transaction of the members' database, and each is answered alike when it comes again: a
 board whose answer was lost asks once more.
@@ -27,6 +28,7 @@ from dpagent.errors import DpagentError
 from dpagent.protocol.device_signing import new_device_id
 from dpagent.protocol.enrolment import (
     BrokerAnswer,
+    ConfirmAnswer,
     EnrolAnswer,
     EnrolRequest,
     RenewAnswer,
@@ -125,15 +127,9 @@ class Enrolment:
             RefusedError: It is no member's, or asked too often.
         """
         key, at = _requested_key(asked.request), time.time()
-        if certificate is None:
-            raise RefusedError("Only a board with a certificate can renew it.", HTTPStatus.UNAUTHORIZED)
         with Devices(self.settings.members_place) as devices, devices.transaction():
-            device = devices.holder(certificate)
-            if device is None:
-                raise RefusedError("This certificate is no device's of this fleet.")
-            if not device.is_member:
-                raise RefusedError(f"Device {device.id} is {device.state} and no member any more.")
-            if key != certificate.public_key():
+            shown, device = _member(devices, certificate)
+            if key != shown.public_key():
                 raise RefusedError("A renewal is for the key of the certificate. A new key enrols anew.")
             if devices.issued_since(device.id, at - DAY_S) >= MOST_RENEWALS:
                 raise RefusedError(
@@ -150,6 +146,20 @@ class Enrolment:
         return RenewAnswer(
             certificate=pem_of(desk.authorities.chain_of(renewed)).decode(), authorities=desk._trusted
         )
+
+    def confirm(self, certificate: x509.Certificate | None) -> ConfirmAnswer:
+        """Note that a member has a certificate which was issued to it, since it shows that.
+
+        Args:
+            certificate: by which TLS knows who asks, verified against this fleet's authority.
+
+        Raises:
+            RefusedError: It is no member's.
+        """
+        with Devices(self.settings.members_place) as devices, devices.transaction():
+            shown, _ = _member(devices, certificate)
+            devices.confirm(shown, at=time.time())
+        return ConfirmAnswer()
 
     def catch_up(self) -> None:
         """Have the broker know all members: a kill may have come between an enrolment and that.
@@ -196,6 +206,22 @@ class Enrolment:
             coordinator_key=self.coordinator_key,
             broker=self.broker,
         )
+
+
+def _member(devices: Devices, certificate: x509.Certificate | None) -> tuple[x509.Certificate, Device]:
+    """The certificate that TLS has verified, and the member that it was issued to.
+
+    Raises:
+        RefusedError: There is none, or it is no member's.
+    """
+    if certificate is None:
+        raise RefusedError("Only a board with a certificate can ask that.", HTTPStatus.UNAUTHORIZED)
+    device = devices.holder(certificate)
+    if device is None:
+        raise RefusedError("This certificate is no device's of this fleet.")
+    if not device.is_member:
+        raise RefusedError(f"Device {device.id} is {device.state} and no member any more.")
+    return certificate, device
 
 
 def told_of_broker(settings: CoordinatorSettings) -> BrokerAnswer:

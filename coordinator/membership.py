@@ -25,13 +25,19 @@ _PROGRAM_S: Final = 60
 
 
 def membership_of(authorities: Authorities, devices: Devices, now: datetime) -> Membership:
-    """Who is a member at ``now``, as a broker is told."""
+    """Who is a member at ``now``, as a broker is told.
+
+    A member whose latest certificate is of an authority that the fleet has given up cannot connect any more.
+    It has ended for a broker: a connection that it has open still would go on without that.
+    """
     revoked = devices.revoked_certificates(now.timestamp())
+    members = [device for device in devices.all() if device.is_member]
+    locked_out = [device.id for device in members if not authorities.are_named_in(device.parsed)]
     return Membership(
         authorities=pem_of(authorities.trusted),
         revocations=authorities.revocation_lists(revoked, now=now),
-        members=tuple(device.id for device in devices.all() if device.is_member),
-        ended=devices.ended(),
+        members=tuple(device.id for device in members if device.id not in locked_out),
+        ended=(*devices.ended(), *locked_out),
     )
 
 

@@ -82,6 +82,12 @@ def show(config: FleetConfig = None) -> None:
             left = left_behind(authorities, devices)
             members = devices.members()
         typer.echo(f"{members - len(left)} of {counted(members, 'member')} have certificates of the new one.")
+        unknown = len(left) - len(without_new(authorities, left))
+        if unknown:
+            typer.echo(
+                f"{unknown} more {'was' if unknown == 1 else 'were'} sent one, and the endpoint has not "
+                "seen it yet: a board shows it as soon as it has it."
+            )
 
 
 @app.command()
@@ -140,19 +146,21 @@ def retire(
         if left and not lock_out:
             raise UsageError(
                 f"{counted(len(left), 'member')} would be locked out, whose certificates are of the "
-                f"authority that "
-                f"retires: {', '.join(each.id[:8] for each in left[:8])}{', …' if len(left) > 8 else ''}. "
-                f"Wait "
-                "until they have renewed them, or give --lock-out."
+                "authority that retires, or who have not shown the one that followed: "
+                f"{', '.join(each.id[:8] for each in left[:8])}{', …' if len(left) > 8 else ''}. "
+                "Wait until they have renewed them, or give --lock-out."
             )
         _require_own(settings, authorities, is_broker_last=bool(left))
         write_ended(settings, end_change(settings.members_dir, now=now), devices, now)
     typer.echo("The authority before is none any more.")
+    certain = {each.id for each in without_new(authorities, left)}
     for each in left:
-        typer.echo(f"Locked out: {each.id}. Its way back: dpagent coordinator devices replace {each.id[:8]}")
+        what = "Locked out" if each.id in certain else "Locked out, unless the last certificate sent has come"
+        typer.echo(f"{what}: {each.id}. Its way back: dpagent coordinator devices replace {each.id[:8]}")
     if left:
         typer.echo(
-            "Make the broker's certificate anew, and start it again: dpagent coordinator ca server BROKER"
+            "Make the broker's certificate anew, and start it again: dpagent coordinator ca server BROKER. "
+            "That ends the connections which they have open still."
         )
     if (text := tell_broker(settings)) is not None:
         typer.echo(text, err=True)
@@ -201,15 +209,24 @@ def client(
 
 
 def left_behind(authorities: Authorities, devices: Devices) -> list[Device]:
-    """The members whose certificate, which has not expired, is of the authority that retires."""
+    """The members that may have nothing but certificates of the authority that retires, of which one has not
+    expired: those of which the latest is, and those that have not shown the endpoint a later one."""
     if authorities.retiring is None:
         return []
     now = time.time()
+    unconfirmed = devices.unconfirmed(now)
     return [
         device
         for device in devices.all()
-        if device.is_member and device.expires_at > now and not authorities.issuing.has_issued(device.parsed)
+        if device.is_member
+        and device.expires_at > now
+        and (device.id in unconfirmed or not authorities.issuing.has_issued(device.parsed))
     ]
+
+
+def without_new(authorities: Authorities, left: list[Device]) -> list[Device]:
+    """Those of whom it is certain: the new authority has issued them nothing."""
+    return [device for device in left if not authorities.issuing.has_issued(device.parsed)]
 
 
 def _require_own(settings: CoordinatorSettings, authorities: Authorities, *, is_broker_last: bool) -> None:

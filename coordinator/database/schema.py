@@ -28,6 +28,15 @@ class Schema(ABC):
         """
 
     @abstractmethod
+    def add_column(self, table: str, column: str) -> None:
+        """Add a column to a table.
+
+        Args:
+            table: its name.
+            column: as SQL, with SQLite's types.
+        """
+
+    @abstractmethod
     def execute(self, statement: str, values: Sequence[object] = ()) -> object:
         """Run a statement that both databases understand."""
 
@@ -167,6 +176,11 @@ def _watch(schema: Schema) -> None:
     )
 
 
+def _confirm(schema: Schema) -> None:
+    """When a device has first shown a certificate to the enrolment endpoint: before, it may not have it."""
+    schema.add_column("certificates", "confirmed_at REAL")
+
+
 class Part(StrEnum):
     """What SQLite keeps in a file of its own, since other programs write it at other times."""
 
@@ -183,6 +197,7 @@ STEPS: Final[tuple[tuple[Part, Step], ...]] = (
     (Part.MEMBERS, _create_members),
     (Part.REGISTRY, _create_registry),
     (Part.ROUNDS, _watch),
+    (Part.MEMBERS, _confirm),
 )
 
 

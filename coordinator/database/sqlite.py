@@ -50,6 +50,9 @@ class _SqliteSchema(Schema):
         columns = re.sub(r"\bSERIAL\b", "INTEGER PRIMARY KEY AUTOINCREMENT", columns)
         self._connection.execute(f"CREATE TABLE {table} ({columns}) STRICT")
 
+    def add_column(self, table: str, column: str) -> None:
+        self._connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+
     def execute(self, statement: str, values: Sequence[object] = ()) -> object:
         return self._connection.execute(statement, values)
 

@@ -42,6 +42,7 @@ FINGERPRINT_BYTES: Final = 16
 AUTHORITY_PATH: Final = "/v1/authority"
 ENROL_PATH: Final = "/v1/enrol"
 RENEW_PATH: Final = "/v1/renew"
+CONFIRM_PATH: Final = "/v1/confirm"
 
 MOST_REQUEST_BYTES: Final = 4_096
 """Of a request's body: a code's secret and a request for a P-256 certificate take some 500."""
@@ -217,6 +218,14 @@ class RenewAnswer(_Said):
     certificate: Pem
     authorities: Pem
     """As in :class:`EnrolAnswer`."""
+
+
+class ConfirmRequest(_Said):
+    """A board has its next certificate: it is the one of this connection."""
+
+
+class ConfirmAnswer(_Said):
+    """The fleet knows that the board has it."""
 
 
 class Refusal(_Said):

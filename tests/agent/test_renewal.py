@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from brokers import wait_until
 from children import PATIENCE_S
 from clocks import MovableClock
+from cryptography.hazmat.primitives.asymmetric import ec
 from fleets import agent_values
 from members import certified, new_authority, written
 
 import agent.enrolling
-from agent.identity import Identity
+from agent.identity import Identity, read_certificate
 from agent.renewal import Renewal
 from agent.settings import AgentSettings
+from coordinator.authority import load_authorities, pem_of
 from dpagent.errors import BrokerError
 from dpagent.protocol.signing import Signer
 
@@ -91,6 +94,41 @@ def test_a_renewal_that_fails_leaves_the_certificate_and_is_tried_again(
             clock.advance(2 * 3600)
     assert len(tries) == 3
     assert settings.mqtt.cert_file.read_bytes().rstrip() == before.rstrip()
+
+
+def test_the_endpoint_is_shown_the_new_certificate_until_it_has_seen_it(
+    tmp_path: Path, identity: Identity, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And nothing is renewed meanwhile: the new one is not due."""
+    authority = load_authorities(tmp_path / "ca", now=datetime.now(UTC)).issuing
+    key = identity.private_key
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    later = datetime.now(UTC) + timedelta(days=60)
+    following = authority.issue_device(key.public_key(), identity.device_id, days=90, now=later)
+    renewed, shown = [], []
+
+    def renews(*_: object) -> tuple[bytes, bytes]:
+        renewed.append(1)
+        return pem_of([following]), pem_of(authority.chain)
+
+    def fails_twice(_url: str, _ca: Path, cert_file: Path, _key: Path) -> None:
+        shown.append(read_certificate(cert_file))
+        if len(shown) < 3:
+            raise BrokerError("nobody answers")
+
+    monkeypatch.setattr(agent.enrolling, "renew", renews)
+    monkeypatch.setattr(agent.enrolling, "confirm", fails_twice)
+    clock = MovableClock(identity.renews_at.timestamp())
+    renewal = Renewal(board(tmp_path, identity), clock)
+    for number in range(1, 6):
+        renewal.tend()
+        wait_until(lambda number=number: len(shown) >= min(number, 3), "the endpoint")
+        assert renewal._thread is not None
+        renewal._thread.join(PATIENCE_S)
+        clock.advance(2 * 3600)
+    assert shown == [following] * 3
+    assert renewed == [1]
+    assert caplog.text.count("it will be told again") == 2
 
 
 def test_one_that_has_expired_is_not_asked_for(

@@ -18,6 +18,7 @@ from observed import Observations
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from servers import BOARDS, FLEET, SOFTWARE, Server
 
+from agent.enrolling import confirm, renew
 from agent.identity import Identity
 from benchmarks.certificates import broker_certificate
 from dpagent.protocol.receipts import receipt_place
@@ -199,3 +200,51 @@ def test_no_session_of_tls_that_is_resumed_lets_a_revoked_board_in(guarded: Serv
     wait_until(lambda: not guarded.gets_in(pair), "a broker that refuses it")
     for context, session in kept:
         assert not guarded.attempt(context, session)[0]
+
+
+@pytest.mark.parametrize("software", ["mosquitto", "nats"])
+def test_who_is_locked_out_by_a_change_of_the_authority_is_so_on_an_open_connection_too(
+    tmp_path: Path, software: str
+) -> None:
+    """Without another start of the broker. RabbitMQ looks at connections when they begin, and not later."""
+    server = Server(software, tmp_path / "server", "certificates")
+    try:
+        fleet = server.start().fleet
+        assert fleet is not None
+        asleep, awake = server.pair("asleep"), server.pair("awake")
+        with client(server, asleep) as left:
+            wait_until(left.is_let_in, "the login of the board that is left behind")
+            changed = fleet.run("ca", "change")
+            assert (changed.returncode, changed.stderr) == (0, "")
+            # Boards trust both by then; the broker's own certificate is still of the first.
+            server.ca_file = tmp_path / "both.crt"
+            server.ca_file.write_bytes((fleet.members / "ca.crt").read_bytes())
+            endpoint = fleet.endpoint
+            assert endpoint is not None
+            wait_until(lambda: "the authority has changed" in endpoint.said(), "the endpoint")
+            certificate, _ = renew(fleet.url, server.ca_file, *awake)
+            awake[0].write_bytes(certificate)
+            assert "0 of 2 members" in fleet.run("ca", "show").stdout, "it was sent, and not seen yet"
+            confirm(fleet.url, server.ca_file, *awake)
+            assert "1 of 2 members" in fleet.run("ca", "show").stdout
+            for suffix in ("crt", "key"):
+                (fleet.members / f"coordinator.{suffix}").unlink()
+            assert fleet.run("ca", "client", "coordinator").returncode == 0
+            retired = fleet.run("ca", "retire", "--lock-out")
+            device = Identity.load(*asleep).device_id
+            assert (retired.returncode, retired.stderr) == (0, "")
+            assert f"Locked out: {device}." in retired.stdout
+            wait_until(lambda: not server.gets_in(asleep), "a broker that refuses it")
+            with (
+                client(server, server.pair("coordinator"), "coordinator", TOPICS.fragments) as center,
+                client(server, awake) as board,
+            ):
+                wait_until(center.subscribed.is_set, "the coordinator's subscription")
+                wait_until(board.is_let_in, "the other board's login")
+                left.publish(TOPICS.fragments, b"of a board that is locked out")
+                wait_until(left.answered.is_set, "an answer, or the end of the connection")
+                board.publish(TOPICS.fragments, b"fragment")
+                wait_until(lambda: center.heard, "the other's fragment")
+                assert center.heard == [(TOPICS.fragments, b"fragment")]
+    finally:
+        server.give_up()

@@ -46,6 +46,34 @@ def test_a_device_is_found_by_id_and_by_each_of_its_certificates(
         assert again.issued_since(identity.device_id, 0) == 2
 
 
+def test_a_renewal_counts_when_the_device_has_shown_the_new_certificate(
+    authority: Authority, devices: Devices
+) -> None:
+    now = time.time()
+    identity, _ = enrolled(authority, devices)
+    assert devices.unconfirmed(now) == set(), "the first one: whoever lacks it has none"
+    second, third = (certified(authority, device_id=identity.device_id, days=60) for _ in range(2))
+    with devices.transaction():
+        devices.renew(second.certificate, at=now)
+    assert devices.unconfirmed(now) == {identity.device_id}
+    with devices.transaction():
+        devices.confirm(identity.certificate, at=now)
+    assert devices.unconfirmed(now) == {identity.device_id}, "it has shown the one before"
+    with devices.transaction():
+        devices.confirm(second.certificate, at=now)
+    assert devices.unconfirmed(now) == set()
+    with devices.transaction():
+        devices.renew(third.certificate, at=now)
+    assert devices.unconfirmed(now) == {identity.device_id}
+    assert devices.unconfirmed(identity.certificate.not_valid_after_utc.timestamp() + 1) == {
+        identity.device_id
+    }, "the second one holds still"
+    assert devices.unconfirmed(third.certificate.not_valid_after_utc.timestamp() + 1) == set()
+    with devices.transaction():
+        devices.revoke(identity.device_id, at=now)
+    assert devices.unconfirmed(now) == set(), "it is no member"
+
+
 def test_a_certificate_that_was_not_issued_here_is_nobodys(
     authority: Authority, devices: Devices, tmp_path: Path
 ) -> None:

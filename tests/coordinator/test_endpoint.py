@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from enrolments import EnrolmentFleet
 from members import certified, new_authority, written
 
-from agent.enrolling import Enrolled, enrol, renew
+from agent.enrolling import Enrolled, confirm, enrol, renew
 from agent.identity import Identity, signing_request
 from coordinator.authority import load_authorities
 from coordinator.devices import DeviceState
@@ -208,6 +208,14 @@ def test_nobody_else_renews(fleet: EnrolmentFleet, tmp_path: Path) -> None:
         with pytest.raises((BrokerError, ConfigurationError)):
             renewed(fleet, refused, tmp_path)
     assert status_of(fleet, "/v1/renew", {"request": base64_of(signing_request(new_key()))}) == 401
+    assert status_of(fleet, "/v1/confirm", {}) == 401
+    for nobody in (revoked, unknown, same_name):
+        with pytest.raises(UsageError, match=r"no member any more|no device's of this fleet"):
+            confirm(
+                fleet.url,
+                fleet.members / "ca.crt",
+                *written(tmp_path, "device", nobody.certificate, nobody.private_key),
+            )
     other_key = Identity(member.device_id, member.certificate, new_key())
     with pytest.raises(ConfigurationError, match="is not the key"):
         renewed(fleet, other_key, tmp_path)
