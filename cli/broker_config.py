@@ -53,6 +53,22 @@ def broker_config(
             "--worker", help="Workers count beside the coordinator (mosquitto, emqx; docs/scale.md)."
         ),
     ] = False,
+    bridge: Annotated[
+        bool,
+        typer.Option(
+            "--bridge",
+            help="Other brokers of the fleet have a bridge to this one (mosquitto; docs/scale.md).",
+        ),
+    ] = False,
+    bridge_to: Annotated[
+        str | None,
+        typer.Option(
+            "--bridge-to",
+            metavar="HOST[:PORT]",
+            help="Have a bridge to the broker of the coordinators; its certificate is bridge.crt in "
+            "members_dir.",
+        ),
+    ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Without TLS, on a loopback address alone.")] = False,
     run: Annotated[
         bool, typer.Option("--run", help="Start the broker on these files, until SIGTERM.")
@@ -67,7 +83,7 @@ def broker_config(
     """
     from coordinator.brokers.registry import BROKERS
     from coordinator.brokers.running import claim, note_start
-    from coordinator.brokers.writing import USERS, BrokerChoices, deployment_of, write_broker
+    from coordinator.brokers.writing import TLS_PORT, USERS, BrokerChoices, deployment_of, write_broker
 
     chosen, boards = BROKERS[software], board or []
     settings = coordinator_settings(config)
@@ -83,14 +99,24 @@ def broker_config(
         raise UsageError("No board can connect: give --board once for each, or --members.")
     if boards and members:
         raise UsageError("`--board` and `--members` do not go together: certificates take passwords' place.")
+    if (bridge or bridge_to is not None) and not members:
+        raise UsageError(
+            "`--bridge` and `--bridge-to` go with --members: a bridge is known by its certificate."
+        )
+    if bridge and bridge_to is not None:
+        raise UsageError(
+            "`--bridge` and `--bridge-to` do not go together: the coordinators are at one broker."
+        )
     files = (None, None) if plain else _tls(directory, certificate, key)
+    carrier = (None, None) if bridge_to is None else _of_bridge(settings.members_dir)
     program = chosen.find()
     if run and program is None:
         raise BrokerError(f"{software} is not installed: {chosen.package}.")
     choices = BrokerChoices(
-        software=software, address=address, port=port or (1883 if plain else 8883), certificate=files[0],
+        software=software, address=address, port=port or (1883 if plain else TLS_PORT), certificate=files[0],
         key=files[1], members=members, boards=tuple(boards), mixer=mixer,
-        worker=worker,
+        worker=worker, bridge=bridge, bridge_to=bridge_to,
+        bridge_certificate=carrier[0], bridge_key=carrier[1],
     )  # fmt: skip
     if run and chosen.reload_signal is not None:
         # A broker that is told before it listens for that would end.
@@ -157,3 +183,18 @@ def _tls(directory: Path, certificate: Path | None, key: Path | None) -> tuple[P
                 f"{directory}` makes both, or give --plain on loopback."
             )
     return found["certificate"].absolute(), found["key"].absolute()
+
+
+def _of_bridge(members_dir: Path) -> tuple[Path, Path]:
+    """Certificate and key by which the broker of the coordinators knows this one.
+
+    Raises:
+        UsageError: One is missing.
+    """
+    found = members_dir / "bridge.crt", members_dir / "bridge.key"
+    for file in found:
+        if not file.is_file():
+            raise UsageError(
+                f"`--bridge-to`: {file} is not a file; `dpagent coordinator ca client bridge` makes it."
+            )
+    return found[0].absolute(), found[1].absolute()

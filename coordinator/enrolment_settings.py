@@ -19,20 +19,23 @@ def _address(text: str) -> str:
     return text
 
 
-def split_address(text: str) -> tuple[str, int]:
+def split_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
     """Host and port of ``host``, ``host:port`` or ``[address]:port``.
 
     >>> split_address("fleet.example"), split_address("[::1]:99")
     (('fleet.example', 8884), ('::1', 99))
+
+    Raises:
+        ValueError: It is none.
     """
-    host, port = text, str(DEFAULT_PORT)
+    host, port = text, str(default_port)
     if text.startswith("["):
         host, end, rest = text[1:].partition("]")
         port = port if end and not rest else rest.removeprefix(":")
     elif text.count(":") == 1:
         host, port = text.split(":")
     if not is_host(host) or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_536:
-        raise ValueError("expected host[:port], such as fleet.example:8884")
+        raise ValueError(f"expected host[:port], such as fleet.example:{default_port}")
     return host, int(port)
 
 

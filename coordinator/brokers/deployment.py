@@ -78,6 +78,23 @@ class User:
 
 
 @dataclass(frozen=True, slots=True)
+class Bridge:
+    """A connection to the broker at which the fleet's coordinators are.
+
+    Attributes:
+        host: of that broker.
+        port: likewise.
+        certificate: by which it knows this one, in PEM.
+        key: its private key.
+    """
+
+    host: str
+    port: int
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """One broker of one fleet.
 
@@ -90,6 +107,7 @@ class Deployment:
         users: the coordinator, the mixer if there is one, and boards that have a password.
         mixed: whether the fleet has a mixer.
         membership: who is known by a certificate; None where all have passwords.
+        bridge: to the broker of the coordinators; None where this is that one.
     """
 
     fleet: str
@@ -100,6 +118,7 @@ class Deployment:
     users: tuple[User, ...]
     mixed: bool = False
     membership: Membership | None = None
+    bridge: Bridge | None = None
 
     @property
     def store(self) -> Path:
@@ -143,6 +162,19 @@ def require_no_workers(deployment: Deployment, software: str) -> None:
         raise UsageError(
             f"`--worker`: {software} has no shared subscriptions of MQTT 5, and workers need them. Use "
             "mosquitto or emqx, or let the coordinator count alone."
+        )
+
+
+def require_no_bridge(deployment: Deployment, software: str) -> None:
+    """Refuse bridges, for a broker whose own were not tried.
+
+    Raises:
+        UsageError: One is asked for.
+    """
+    if deployment.bridge is not None or any(each.role is Role.BRIDGE for each in deployment.users):
+        raise UsageError(
+            f"`--bridge` and `--bridge-to` are written for mosquitto alone; {software} has a federation or a "
+            "cluster of its own, which was not tried."
         )
 
 

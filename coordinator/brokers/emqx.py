@@ -24,6 +24,7 @@ from coordinator.brokers.deployment import (
     Deployment,
     User,
     Written,
+    require_no_bridge,
 )
 from dpagent.protocol.access import Role
 
@@ -44,6 +45,7 @@ class Emqx:
 
     def files(self, deployment: Deployment) -> dict[str, Written]:
         """Configuration, users and rules."""
+        require_no_bridge(deployment, "EMQX")
         directory = deployment.directory
         kind = "tcp" if deployment.tls is None else "ssl"
         listener: dict[str, object] = {"bind": f"{deployment.address or '0.0.0.0'}:{deployment.port}"}

@@ -127,8 +127,32 @@ def configuration(
         "log_dest stdout",
         "log_type error",
         "log_type warning",
+        *_bridge(deployment),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _bridge(deployment: Deployment) -> list[str]:
+    """The lines of a bridge to a broker that knows this one by its certificate.
+
+    What it carries is what its role may do there. Neither broker sends back what came from the other one.
+    """
+    if (bridge := deployment.bridge) is None:
+        return []
+    read, write = (deployment.filters(Role.BRIDGE, may) for may in ("read", "write"))
+    ways = dict.fromkeys(read, "in") | dict.fromkeys(write, "out")
+    ways |= {topics: "both" for topics in read if topics in write}
+    return [
+        f"connection {deployment.fleet}-{deployment.port}",
+        f"address {bridge.host}:{bridge.port}",
+        f"bridge_cafile {deployment.authorities}",
+        f"bridge_certfile {bridge.certificate}",
+        f"bridge_keyfile {bridge.key}",
+        "bridge_tls_version tlsv1.3",
+        "notifications false",
+        "restart_timeout 1 10",
+        *(f"topic {topics} {way} 1" for topics, way in ways.items()),
+    ]
 
 
 def access(deployment: Deployment) -> str:

@@ -23,6 +23,7 @@ from coordinator.brokers.deployment import (
     Deployment,
     User,
     Written,
+    require_no_bridge,
     require_no_workers,
 )
 from dpagent.protocol.access import Role
@@ -50,6 +51,7 @@ class Nats:
     def files(self, deployment: Deployment) -> dict[str, Written]:
         """The configuration, with passwords."""
         require_no_workers(deployment, "NATS")
+        require_no_bridge(deployment, "NATS")
         tls, membership = deployment.tls, deployment.membership
         mqtt: dict[str, object] = {
             "listen": f"{deployment.address or '0.0.0.0'}:{deployment.port}",

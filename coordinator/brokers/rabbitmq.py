@@ -35,6 +35,7 @@ from coordinator.brokers.deployment import (
     User,
     Written,
     by_name_and_certificate,
+    require_no_bridge,
     require_no_workers,
 )
 from coordinator.brokers.hashed_names import name_hash
@@ -68,6 +69,7 @@ class RabbitMq:
     def files(self, deployment: Deployment) -> dict[str, Written]:
         """Configuration, plugins and definitions."""
         require_no_workers(deployment, "RabbitMQ")
+        require_no_bridge(deployment, "RabbitMQ")
         guest = secrets.token_urlsafe(32)
         users = list(deployment.users)
         if deployment.wants_certificates:

@@ -14,8 +14,9 @@ from typing import Final, Literal
 
 from pydantic import ValidationError
 
-from coordinator.brokers.deployment import Deployment, Membership, TlsFiles, User, Written
+from coordinator.brokers.deployment import Bridge, Deployment, Membership, TlsFiles, User, Written
 from coordinator.brokers.registry import BROKERS
+from coordinator.enrolment_settings import split_address
 from dpagent.configuration import FilePath, Settings
 from dpagent.errors import ConfigurationError, UsageError
 from dpagent.protocol.access import Role
@@ -26,6 +27,7 @@ _ROLES: Final = frozenset(Role)
 USERS: Final = "users"
 """The folder with a file for each password, which goes to that user's machine."""
 _RECORD: Final = "broker.json"
+TLS_PORT: Final = 8883
 
 
 class BrokerChoices(Settings):
@@ -45,6 +47,13 @@ class BrokerChoices(Settings):
     mixer: bool = False
     worker: bool = False
     """Whether workers count beside the coordinator, as one user."""
+    bridge: bool = False
+    """Whether other brokers of the fleet have a bridge to this one, as one user."""
+    bridge_to: str | None = None
+    """``host:port`` of the broker at which the coordinators are, if that is another one."""
+    bridge_certificate: FilePath | None = None
+    """By which this one is known there."""
+    bridge_key: FilePath | None = None
 
 
 def deployment_of(
@@ -59,7 +68,7 @@ def deployment_of(
         membership: who is known by a certificate, if ``choices.members``.
 
     Raises:
-        UsageError: A board's name cannot be one, or occurs twice.
+        UsageError: A board's name cannot be one, or occurs twice; or the address of another broker is none.
         StorageError: Something cannot be read or written.
     """
     tls = None
@@ -67,6 +76,7 @@ def deployment_of(
         tls = TlsFiles(choices.certificate, choices.key)
     roles = {"coordinator": Role.COORDINATOR} | ({"mixer": Role.MIXER} if choices.mixer else {})
     roles |= {"worker": Role.WORKER} if choices.worker else {}
+    roles |= {"bridge": Role.BRIDGE} if choices.bridge else {}
     for name in choices.boards:
         if _NAME.fullmatch(name) is None or name in _ROLES:
             raise UsageError(
@@ -81,7 +91,27 @@ def deployment_of(
         User(name, role, None if need_no_password else _password(directory / USERS / name))
         for name, role in roles.items()
     )
-    return Deployment(fleet, directory, choices.address, choices.port, tls, users, choices.mixer, membership)
+    return Deployment(
+        fleet,
+        directory,
+        choices.address,
+        choices.port,
+        tls,
+        users,
+        choices.mixer,
+        membership,
+        _bridge(choices),
+    )
+
+
+def _bridge(choices: BrokerChoices) -> Bridge | None:
+    if choices.bridge_to is None or choices.bridge_certificate is None or choices.bridge_key is None:
+        return None
+    try:
+        host, port = split_address(choices.bridge_to, TLS_PORT)
+    except ValueError as error:
+        raise UsageError(f"`--bridge-to` {choices.bridge_to!r}: {error}.") from error
+    return Bridge(host, port, choices.bridge_certificate, choices.bridge_key)
 
 
 def _password(file: Path) -> str:

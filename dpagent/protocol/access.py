@@ -26,6 +26,9 @@ class Role(StrEnum):
     MIXER = "mixer"
     WORKER = "worker"
     """Counts fragments beside a coordinator: it reads them, and writes receipts on topics of their own."""
+    BRIDGE = "bridge"
+    """Another broker of the fleet, at which the coordinators are not: it brings its boards what they publish,
+    and them the requests of its boards. Fragments and receipts of one's own stay where the boards are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ def rights_of(topics: Topics, *, mixed: bool, enrolled: bool) -> list[Right]:
     rights += [Right(Role.BOARD, "read", each) for each in announced]
     rights.append(Right(Role.BOARD, "write", topics.fragments))
     rights.append(Right(Role.WORKER, "read", topics.fragments))
+    rights += [Right(Role.BRIDGE, "read", each) for each in announced]
     if enrolled:
         rights += [Right(each, "write", topics.own_receipts) for each in (Role.COORDINATOR, Role.WORKER)]
         rights.append(Right(Role.BOARD, "read", topics.own_receipts))
@@ -68,6 +72,9 @@ def rights_of(topics: Topics, *, mixed: bool, enrolled: bool) -> list[Right]:
         read = (topics.token_keys, topics.answer(OWN), *among_boards)
         rights += [Right(Role.BOARD, "read", each) for each in read]
         rights += [Right(Role.BOARD, "write", each) for each in (topics.ask(OWN), *among_boards)]
+        answers = (topics.token_keys, topics.answer("+"), *among_boards)
+        rights += [Right(Role.BRIDGE, "read", each) for each in answers]
+        rights += [Right(Role.BRIDGE, "write", each) for each in (topics.asks, *among_boards)]
     if mixed:
         rights.append(Right(Role.BOARD, "write", topics.mixer))
         rights += [Right(Role.MIXER, "read", each) for each in (topics.plan, topics.mixer)]

@@ -140,6 +140,46 @@ def test_a_broker_without_shared_subscriptions_takes_no_workers(
     assert not (tmp_path / "broker" / f"{software}.conf").exists()
 
 
+def test_a_bridge_carries_what_its_role_may_and_is_one_user_at_the_other_broker(
+    tmp_path: Path, tls: list[Path | str]
+) -> None:
+    with_members(tmp_path)
+    assert broker_config(tmp_path, "mosquitto", *tls, "--members", "--bridge").returncode == 0
+    rules = (tmp_path / "broker" / "access").read_text()
+    (own,) = [part for part in rules.split("user ") if part.startswith("bridge\n")]
+    own = own.partition("pattern")[0]
+    assert "topic read dpagent/v1/porch/plan" in own
+    assert "topic write dpagent/v1/porch/devices/+/ask" in own
+    assert "fragments" not in own
+    assert "receipts/+" not in own
+    missing = broker_config(tmp_path, "mosquitto", *tls, "--members", "--bridge-to", "b.example")
+    assert (missing.returncode, "ca client bridge" in missing.stderr) == (ExitCode.USAGE, True)
+    fleet = str(tmp_path / "fleet.yaml")
+    assert dpagent("coordinator", "ca", "client", "bridge", "--config", fleet).returncode == 0
+    wrong = broker_config(tmp_path, "mosquitto", *tls, "--members", "--bridge-to", "b.example:x")
+    assert (wrong.returncode, "b.example:x" in wrong.stderr) == (ExitCode.USAGE, True)
+    assert broker_config(tmp_path, "mosquitto", *tls, "--members", "--bridge-to", "b.example").returncode == 0
+    lines = (tmp_path / "broker" / "mosquitto.conf").read_text().splitlines()
+    assert "address b.example:8883" in lines
+    for line in (
+        "topic dpagent/v1/porch/plan in 1", "topic dpagent/v1/porch/devices/+/answer in 1",
+        "topic dpagent/v1/porch/devices/+/ask out 1", "topic dpagent/v1/porch/witness both 1",
+    ):  # fmt: skip
+        assert lines.count(line) == 1
+    assert not [line for line in lines if "fragments" in line]
+
+
+@pytest.mark.parametrize("software", ["rabbitmq", "nats", "emqx"])
+def test_a_bridge_is_refused_where_it_was_not_tried(
+    tmp_path: Path, tls: list[Path | str], software: str
+) -> None:
+    with_members(tmp_path)
+    result = broker_config(tmp_path, software, *tls, "--members", "--bridge")
+    assert (result.returncode, "mosquitto alone" in result.stderr) == (ExitCode.USAGE, True)
+    named = broker_config(tmp_path, "mosquitto", *tls, *BOARDS, "--bridge")
+    assert (named.returncode, "go with --members" in named.stderr) == (ExitCode.USAGE, True)
+
+
 def test_files_of_emqx_are_well_formed(tmp_path: Path, tls: list[Path | str]) -> None:
     """No more can be tried: EMQX is in no registry that is reached here."""
     result = broker_config(tmp_path, "emqx", *tls, *BOARDS)
