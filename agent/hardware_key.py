@@ -8,6 +8,7 @@ any other key file. The library that signs elsewhere knows no providers, so here
 
 from __future__ import annotations
 
+import base64
 import re
 import subprocess
 from dataclasses import dataclass
@@ -19,8 +20,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from dpagent.errors import ConfigurationError
+from dpagent.errors import ConfigurationError, UsageError
 
+URI_BEGINS: Final = "pkcs11:"
+_URI_LABEL: Final = b"PKCS#11 Provider URI v1.0"
+_LONGEST_URI: Final = 1_024
 _NAMES_A_KEY: Final = re.compile(rb"-----BEGIN (TSS2 PRIVATE KEY|PKCS#11 PROVIDER URI)-----")
 _ECDSA_WITH_SHA256: Final = bytes.fromhex("300a06082a8648ce3d040302")
 """An AlgorithmIdentifier (RFC 5758, section 3.2)."""
@@ -87,14 +91,46 @@ class HardwareKey:
         return _field(0x30, body + _ECDSA_WITH_SHA256 + _field(0x03, b"\0" + signature))
 
 
+def naming_file(uri: str) -> bytes:
+    """A file that names a key in a PKCS #11 token: in PEM, a label and the URI, as ``pkcs11-provider`` reads
+    it (its ``docs/provider-pkcs11.7.md``, "URIs in PEM files").
+
+    Args:
+        uri: of the private key (RFC 7512).
+
+    Raises:
+        UsageError: It is none, or has a PIN in it.
+    """
+    shown = uri.partition("?")[0]
+    attributes = dict(part.partition("=")[::2] for part in shown.removeprefix(URI_BEGINS).split(";"))
+    if "pin-value" in uri:
+        raise UsageError(
+            f"{shown}: a PIN does not belong in the URI, which others can read in the list of processes. "
+            "Give it to the provider, by pkcs11-module-token-pin in openssl.cnf (docs/deploy.md)."
+        )
+    names_one = any(attributes.get(name) for name in ("object", "id"))
+    is_text = uri.isascii() and uri.isprintable() and " " not in uri and len(uri) <= _LONGEST_URI
+    if not (uri.startswith(URI_BEGINS) and names_one and is_text) or attributes.get("type") != "private":
+        raise UsageError(
+            f"{shown[:100]!r} names no key; expected pkcs11:token=…;object=…;type=private, as `pkcs11-tool "
+            "--list-objects` shows it."
+        )
+    body = _field(0x1A, _URI_LABEL) + _field(0x0C, uri.encode())
+    text = base64.encodebytes(_field(0x30, body)).replace(b"\n", b"")
+    lines = b"\n".join(text[at : at + 64] for at in range(0, len(text), 64))
+    name = b"PKCS#11 PROVIDER URI"
+    return b"-----BEGIN " + name + b"-----\n" + lines + b"\n-----END " + name + b"-----\n"
+
+
 def _public(key: ec.EllipticCurvePublicKey) -> bytes:
     return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _field(tag: int, content: bytes) -> bytes:
-    """Type, length and value (DER), of up to 255 bytes."""
-    length = bytes([len(content)]) if len(content) < 0x80 else bytes([0x81, len(content)])
-    return bytes([tag]) + length + content
+    """Type, length and value (DER)."""
+    size = len(content)
+    length = size.to_bytes((size.bit_length() + 7) // 8, "big")
+    return bytes([tag, size] if size < 0x80 else [tag, 0x80 | len(length), *length]) + content
 
 
 def _openssl(file: Path, *words: str, given: bytes = b"") -> bytes:

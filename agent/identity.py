@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from agent.hardware_key import HardwareKey
+from agent.hardware_key import URI_BEGINS, HardwareKey, naming_file
 from dpagent.errors import ConfigurationError, UsageError
 from dpagent.protocol import device_signing
 from dpagent.storage import disk_errors, write_atomically
@@ -115,7 +115,7 @@ def read_private_key(file: Path) -> device_signing.SigningKey:
     return key
 
 
-def durable_key(file: Path, given: Path | None = None) -> device_signing.SigningKey:
+def durable_key(file: Path, given: Path | str | None = None) -> device_signing.SigningKey:
     """The key in a file, made there (mode 0600) if there is none yet.
 
     It is on disk before anything is asked for with it: an answer that was lost can be asked for again, with
@@ -123,8 +123,8 @@ def durable_key(file: Path, given: Path | None = None) -> device_signing.Signing
 
     Args:
         file: where it is, or will be.
-        given: the file of a key that is there already, such as one in hardware, to be copied in place of one
-            that is made.
+        given: the file of a key that is there already, to be copied in place of one that is made; or the
+            ``pkcs11:`` URI of one in hardware, of which a file is made that names it.
 
     Raises:
         UsageError: There is one already, and it is not the given one.
@@ -133,11 +133,10 @@ def durable_key(file: Path, given: Path | None = None) -> device_signing.Signing
     with disk_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if given is not None:
-        read_private_key(given)
-        with disk_errors(given):
-            data = given.read_bytes()
+        data = _given(given)
         if not file.exists():
             write_atomically(file, data, mode=0o600)
+            _require_usable(file)
         with disk_errors(file):
             if file.read_bytes() != data:
                 raise UsageError(
@@ -152,6 +151,24 @@ def durable_key(file: Path, given: Path | None = None) -> device_signing.Signing
         )
         write_atomically(file, pem, mode=0o600)
     return read_private_key(file)
+
+
+def _given(key: Path | str) -> bytes:
+    """What the file of a key that is there already holds."""
+    if (uri := str(key)).startswith(URI_BEGINS):
+        return naming_file(uri)
+    read_private_key(Path(key))
+    with disk_errors(Path(key)):
+        return Path(key).read_bytes()
+
+
+def _require_usable(file: Path) -> None:
+    """Remove a file that was made just now if no key can be had by it: another may be given the next time."""
+    try:
+        read_private_key(file)
+    except ConfigurationError:
+        file.unlink()
+        raise
 
 
 def signing_request(key: device_signing.SigningKey) -> bytes:

@@ -80,10 +80,11 @@ def enrol(
         ),
     ] = None,
     key: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="File of a key that is there already, or that names one in hardware (docs/deploy.md); "
-            "else a new one is made."
+            metavar="FILE|URI",
+            help="File of a key that is there already, or that names one in hardware; or the pkcs11: URI of "
+            "one (docs/deploy.md). Else a new one is made.",
         ),
     ] = None,
     config: NewConfig = Path("agent.yaml"),
@@ -139,7 +140,7 @@ def _anew(
     config: Path,
     *,
     given: dict[str, Any],
-    key: Path | None,
+    key: str | None,
     name: str,
     delta: float | None,
     profile: str,
@@ -180,7 +181,7 @@ def _anew(
     return settings
 
 
-def _again(invitation: Invitation, config: Path, *, key: Path | None, ledger: bool) -> AgentSettings:
+def _again(invitation: Invitation, config: Path, *, key: str | None, ledger: bool) -> AgentSettings:
     """Enrol a board that has the configuration of an enrolment, as another device; or go on where the first
     one was interrupted.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import stat
 import subprocess
 from datetime import timedelta
@@ -12,6 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from members import certified, key_pem, new_authority, written
 
+from agent.hardware_key import naming_file
 from agent.identity import Identity, durable_key, read_private_key, signing_request
 from coordinator.authority import pem_of
 from dpagent.errors import ConfigurationError, StorageError, UsageError
@@ -119,3 +121,40 @@ def test_a_certificate_is_renewed_after_two_thirds_of_its_life(tmp_path: Path) -
     assert not identity.has_expired(ends - timedelta(seconds=1))
     assert identity.has_expired(ends)
     assert pem_of([identity.certificate]).count(b"BEGIN CERTIFICATE") == 1
+
+
+def test_a_token_s_key_is_named_by_its_uri_alone() -> None:
+    uri = "pkcs11:token=board;object=device;type=private"
+    lines = naming_file(uri).decode().splitlines()
+    assert (lines[0], lines[-1]) == (
+        "-----BEGIN PKCS#11 PROVIDER URI-----", "-----END PKCS#11 PROVIDER URI-----",
+    )  # fmt: skip
+    der = base64.b64decode("".join(lines[1:-1]))
+    # A sequence of a VisibleString and a UTF8String (X.690), with lengths in one byte here.
+    assert der[:2] == bytes([0x30, len(der) - 2])
+    assert der[2:4] == bytes([0x1A, 25])
+    assert der[4:29] == b"PKCS#11 Provider URI v1.0"
+    assert der[29:31] == bytes([0x0C, len(uri)])
+    assert der[31:].decode() == uri
+    long = base64.b64decode("".join(naming_file(f"{uri};serial={'x' * 300}").decode().splitlines()[1:-1]))
+    assert long[:2] == bytes([0x30, 0x82])
+    assert int.from_bytes(long[2:4], "big") == len(long) - 4
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "pkcs11:", "pkcs11:token=board;type=private", "pkcs11:object=device",
+        "pkcs11:object=device;type=public", "pkcs11:object=a b;type=private", "pkcs11:object=\n;type=private",
+        f"pkcs11:object={'x' * 2_000};type=private",
+    ],
+)  # fmt: skip
+def test_a_uri_that_names_no_key_is_refused(uri: str) -> None:
+    with pytest.raises(UsageError, match="names no key; expected pkcs11:token"):
+        naming_file(uri)
+
+
+def test_a_pin_in_a_uri_is_refused_and_not_repeated() -> None:
+    with pytest.raises(UsageError, match="a PIN does not belong") as caught:
+        naming_file("pkcs11:object=device;type=private?pin-value=4321")
+    assert "4321" not in str(caught.value)

@@ -1,19 +1,22 @@
-"""A board whose key is in a TPM: a software one (swtpm), reached through the resource manager as a real one
-is.
+"""A board whose key is in a TPM or in a PKCS #11 token.
 
-OpenSSL's provider `tpm2-openssl` uses it, by the configuration of docs/deploy.md, in the board's programs
-alone.
+The TPM is a software one (swtpm), reached through the resource manager as a real one is; the token is
+SoftHSM's. OpenSSL's providers `tpm2-openssl` and `pkcs11-provider` use them, by the configurations of
+docs/deploy.md, in the board's programs alone. Debian 12 has no `pkcs11-provider`: one that was built from its
+source is found by PKCS11_PROVIDER_MODULES, the directory that it is in.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -25,7 +28,7 @@ from fleets import Program, digits
 
 from agent.audit import audit
 from agent.charges import Charge
-from agent.identity import read_certificate, read_private_key
+from agent.identity import durable_key, read_certificate
 from agent.settings import load_agent_settings
 from dpagent.errors import ConfigurationError, ExitCode
 from dpagent.learning.data.formats.npz import save_npz
@@ -38,9 +41,70 @@ QUICK = (
 )
 
 
-@pytest.fixture
-def hardware(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A TPM; yields the environment by which programs use it."""
+@dataclass(frozen=True)
+class Hardware:
+    """What holds a key.
+
+    Attributes:
+        environment: by which programs use it.
+        key: as `dpagent enrol --key` takes it.
+        label: of the file that names a key there.
+    """
+
+    environment: dict[str, str]
+    key: str
+    label: str
+
+
+@pytest.fixture(params=["TPM", "PKCS #11"])
+def hardware(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hardware]:
+    """A TPM, or a token, with a key in it."""
+    made = in_tpm(tmp_path) if request.param == "TPM" else in_token(tmp_path)
+    with made as found:
+        yield found
+
+
+def configuration(provider: str) -> str:
+    """The text of ``openssl.cnf`` for a provider, as docs/deploy.md has it."""
+    found = re.findall(r"^```ini\n(openssl_conf.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    (text,) = [each for each in found if f"{provider} = " in each]
+    return text
+
+
+@contextlib.contextmanager
+def in_token(tmp_path: Path) -> Iterator[Hardware]:
+    for program in ("softhsm2-util", "pkcs11-tool", "openssl"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed: apt-get install softhsm2 opensc openssl")
+    said = subprocess.run(["openssl", "version", "-m"], capture_output=True, text=True, check=True).stdout
+    modules = os.environ.get("PKCS11_PROVIDER_MODULES") or said.partition('"')[2].rpartition('"')[0]
+    library = next(Path("/usr/lib").glob("**/softhsm/libsofthsm2.so"), None)
+    if library is None or not Path(modules, "pkcs11.so").exists():
+        pytest.skip("pkcs11-provider is not installed: from Debian 13 on, apt-get install pkcs11-provider")
+    directory = tmp_path / "token"
+    (directory / "tokens").mkdir(parents=True)
+    (directory / "softhsm2.conf").write_text(f"directories.tokendir = {directory / 'tokens'}\n")
+    (directory / "pin").write_text("4321\n")
+    text = configuration("pkcs11")
+    for name, value in (("path", library), ("token-pin", f"file:{directory / 'pin'}")):
+        text, number = re.subn(f"(?m)^pkcs11-module-{name} = .*$", f"pkcs11-module-{name} = {value}", text)
+        assert number == 1
+    (directory / "openssl.cnf").write_text(text)
+    of_token = {"SOFTHSM2_CONF": str(directory / "softhsm2.conf")}
+    for command in (
+        ["softhsm2-util", "--init-token", "--free", "--label", "board", "--so-pin", "12345678",
+         "--pin", "4321"],
+        ["pkcs11-tool", "--module", library, "--login", "--pin", "4321", "--token-label", "board",
+         "--keypairgen", "--key-type", "EC:prime256v1", "--label", "device", "--id", "01"],
+    ):  # fmt: skip
+        subprocess.run(command, env=os.environ | of_token, capture_output=True, timeout=60, check=True)
+    environment = of_token | {"OPENSSL_CONF": str(directory / "openssl.cnf"), "OPENSSL_MODULES": modules}
+    key = "pkcs11:token=board;object=device;type=private"
+    yield Hardware(environment, key, "PKCS#11 PROVIDER URI")
+
+
+@contextlib.contextmanager
+def in_tpm(tmp_path: Path) -> Iterator[Hardware]:
     for program in PROGRAMS:
         if shutil.which(program) is None and shutil.which(program, path="/usr/sbin") is None:
             pytest.skip(f"{program} is not installed: apt-get install swtpm tpm2-openssl tpm2-abrmd dbus")
@@ -66,8 +130,7 @@ def hardware(tmp_path: Path) -> Iterator[dict[str, str]]:
             patch.setenv("DBUS_SESSION_BUS_ADDRESS", address)
             manager = ["tpm2-abrmd", "--session", "--allow-root", f"--tcti=swtpm:host=127.0.0.1,port={port}"]
             running.enter_context(Child(manager, directory / "manager.log"))
-        (blocks,) = re.findall(r"^```ini\n(openssl_conf.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-        (directory / "openssl.cnf").write_text(blocks)
+        (directory / "openssl.cnf").write_text(configuration("tpm2"))
         environment = {
             "DBUS_SESSION_BUS_ADDRESS": address,
             "OPENSSL_CONF": str(directory / "openssl.cnf"),
@@ -91,7 +154,7 @@ def hardware(tmp_path: Path) -> Iterator[dict[str, str]]:
 
         wait_until(makes_a_key, "a key in the TPM")
         key.chmod(0o600)
-        yield environment
+        yield Hardware(environment, str(key), "TSS2 PRIVATE KEY")
 
 
 def two_ports(running: ExitStack) -> int:
@@ -109,7 +172,7 @@ def two_ports(running: ExitStack) -> int:
 @pytest.mark.usefixtures("executed")
 @pytest.mark.slow
 def test_a_board_enrols_takes_part_and_renews_with_a_key_that_it_does_not_have(
-    tmp_path: Path, new_broker: BrokerFactory, hardware: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, new_broker: BrokerFactory, hardware: Hardware, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     members = tmp_path / "fleet" / "members"
     broker = mutual_tls(new_broker, members)
@@ -124,17 +187,17 @@ def test_a_board_enrols_takes_part_and_renews_with_a_key_that_it_does_not_have(
     (code,) = fleet.invite()
     run = Program("coordinator", "run", "--config", fleet.file, log=tmp_path / "run.log")
     with run as coordinator:
-        for name, value in hardware.items():
+        for name, value in hardware.environment.items():
             monkeypatch.setenv(name, value)
         enrolled = dpagent_process(
-            "enrol", code, "--key", tmp_path / "tpm" / "key.pem", "--config", board / "agent.yaml",
+            "enrol", code, "--key", hardware.key, "--config", board / "agent.yaml",
             "--data", board / "data.npz", "--epsilon", "6",
         )  # fmt: skip
         assert (enrolled.returncode, "Connected to mqtts" in enrolled.stdout) == (0, True), enrolled.stderr
         settings = load_agent_settings(board / "agent.yaml")
         assert settings.mqtt.key_file is not None
         assert settings.mqtt.cert_file is not None
-        assert "TSS2 PRIVATE KEY" in settings.mqtt.key_file.read_text()
+        assert hardware.label in settings.mqtt.key_file.read_text()
         before = read_certificate(settings.mqtt.cert_file)
         agent = Program("run", "--config", board / "agent.yaml", *QUICK, log=tmp_path / "log")
         with agent:
@@ -147,9 +210,9 @@ def test_a_board_enrols_takes_part_and_renews_with_a_key_that_it_does_not_have(
     fleet.stop()
 
 
-def test_a_key_that_the_hardware_does_not_give_is_named(tmp_path: Path, hardware: dict[str, str]) -> None:
-    """Without the provider's configuration, as where openssl.cnf was forgotten."""
-    del hardware
-    key = tmp_path / "tpm" / "key.pem"
+def test_a_key_that_the_hardware_does_not_give_is_named(tmp_path: Path, hardware: Hardware) -> None:
+    """Without the provider's configuration, as where openssl.cnf was forgotten. Nothing of it is left."""
+    file = tmp_path / "device.key"
     with pytest.raises(ConfigurationError, match=r"Its provider has to be in openssl\.cnf"):
-        read_private_key(key)
+        durable_key(file, hardware.key)
+    assert not file.exists()
