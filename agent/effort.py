@@ -209,7 +209,8 @@ class Effort:
         """Compute a batch of made-up records, as large as any lot has, in the memory that all lots use.
 
         Then once more with weights with which no gradient is finite: what an engine takes to leave a record
-        out must be there before a record asks for it.
+        out must be there before a record asks for it. And what follows a sum: that makes the tables of the
+        noise, which are kept, so that the time of a step is tried without it.
 
         If that cannot be done, the plan is declined, or the process ends, before the charge.
 
@@ -221,6 +222,8 @@ class Effort:
         self._compute(rows, self._weights)
         if self._engine is not None:
             self._compute(rows, np.full_like(self._weights, np.nan))
+        self._load.move()
+        self._load.finish()
 
     def fill_up_features(self, done: int) -> None:
         """Go on with made-up records until features of as many are computed as there may be new ones; once.

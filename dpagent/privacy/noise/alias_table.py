@@ -24,21 +24,26 @@ bytes read than 4 a value and 1,024 a block. One dependence remains: the address
 table are random and secret: against an observer of the processor's cache this is not constant
 time. The device sends at times drawn independently of it.
 
-**Rounding.** :func:`exact_counts` turns weights W_j ≥ 0, whole multiples of 2⁻²⁰⁸ and at most 4, into
-counts: with S = ΣW_j and r = ⌊2¹⁵⁹·2²¹⁰/(2²⁰⁸·S)⌋, c_j = ⌊2²⁰⁸·W_j·r/2²¹⁰⌋, and what is missing from 2¹⁵⁹
-goes to the largest. Rounding r costs at most W_j/4 ≤ 1 unit and the floor another, so c_j is low by
+**Rounding.** :meth:`AliasTable.from_weights` turns weights W_j ≥ 0, whole multiples of 2⁻²⁰⁸ and at most 4,
+into counts: with S = ΣW_j and r = ⌊2¹⁵⁹·2²¹⁰/(2²⁰⁸·S)⌋, c_j = ⌊2²⁰⁸·W_j·r/2²¹⁰⌋, and what is missing from
+2¹⁵⁹ goes to the largest. Rounding r costs at most W_j/4 ≤ 1 unit and the floor another, so c_j is low by
 at most 2 units and the largest high by at most 2n: a total variation distance of at most
 2n·2⁻¹⁵⁹. If the weights are themselves off by e_j, and S ≥ 1, normalising adds at most Σ|e_j|. Every
 caller shows that Σ|e_j| ≤ n·2⁻¹⁵⁸; then both together are at most n·2⁻¹⁵⁷ = :func:`table_distance`.
+
+**Memory.** A table of 2¹⁸ columns is made in the 5 MiB that it has in the end, and 1 MiB besides: weights are
+computed twice in place of being kept, counts become shares where they stand, and these the arrays of
+:meth:`AliasTable.draw`. As Python's objects, weights, counts and shares are 27 MiB.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -58,7 +63,8 @@ BLOCK: Final = 32_768
 _LOW_BITS: Final = 128
 _SPARE: Final = 64
 _SPARE_BYTES: Final = _SPARE * _LOW_BITS // 8
-_AT_ONCE: Final = 4096  # columns packed at a time: a large table as Python's objects takes tens of MiB
+_WORD: Final = (1 << 64) - 1
+_AT_ONCE: Final = 4096  # columns packed at a time
 _DECIMAL: Final = Context(prec=110)
 
 
@@ -92,19 +98,40 @@ class AliasTable:
     @classmethod
     def from_counts(cls, counts: Sequence[int]) -> AliasTable:
         """The table of whole numbers that add up to 2¹⁵⁹ exactly; at most 2¹⁸ of them."""
-        column_bits = max(1, (len(counts) - 1).bit_length())
-        shares, other = _columns(counts, column_bits)
-        packed = np.arange(1 << column_bits, dtype=np.int32) ^ np.frombuffer(other, dtype=np.intc)
-        low = np.empty((1 << column_bits, 2), dtype=np.uint64)
-        for start in range(0, len(shares), _AT_ONCE):
+        units = _Units(_column_bits(len(counts)))
+        units.fill(counts)
+        return cls._divided(len(counts), units)
+
+    @classmethod
+    def from_weights(cls, weights: Callable[[], Iterable[int]]) -> AliasTable:
+        """The table of probabilities proportional to weights, within the module's bound.
+
+        Args:
+            weights: gives the weights in units of 2⁻²⁰⁸, the same ones at each call; at most 2²¹⁰ each, with
+                a sum of at least 2²⁰⁸, and at most 2¹⁸ of them.
+        """
+        size = total = most = largest = 0
+        for value, weight in enumerate(weights()):
+            size, total = size + 1, total + weight
+            if weight > most:
+                most, largest = weight, value
+        shift = WEIGHT_BITS + 2
+        reciprocal = (1 << TOTAL_BITS + shift) // total
+        units = _Units(_column_bits(size))
+        given = units.fill(weight * reciprocal >> shift for weight in weights())
+        units[largest] += (1 << TOTAL_BITS) - given
+        return cls._divided(size, units)
+
+    @classmethod
+    def _divided(cls, size: int, units: _Units) -> AliasTable:
+        """The table of counts, whose memory it takes over."""
+        aliases = np.frombuffer(_divide(units), dtype=np.intc)
+        packed = np.frombuffer(units.high, dtype=np.int32)  # Of a share, b bits.
+        np.left_shift(packed, units.column_bits, out=packed)
+        for start in range(0, len(packed), _AT_ONCE):
             some = slice(start, start + _AT_ONCE)
-            # 20 bytes hold the 159 − m ≤ 158 bits of a share: 128 low ones, then the b high ones
-            raw = b"".join([share.to_bytes(20, "little") for share in shares[some]])
-            parts = np.frombuffer(raw, dtype="<u4").reshape(-1, 5).astype(np.uint64)
-            low[some, 0] = parts[:, 3] << 32 | parts[:, 2]
-            low[some, 1] = parts[:, 1] << 32 | parts[:, 0]
-            packed[some] |= parts[:, 4].astype(np.int32) << column_bits
-        return cls(len(counts), column_bits, packed, low)
+            packed[some] |= aliases[some] ^ np.arange(start, start + len(packed[some]), dtype=np.int32)
+        return cls(size, units.column_bits, packed, np.frombuffer(units.low, dtype=np.uint64).reshape(-1, 2))
 
     def counts(self) -> list[int]:
         """Of 2¹⁵⁹ units, how many each value gets, read back from the tables of :meth:`draw`."""
@@ -177,19 +204,6 @@ def table_distance(size: int) -> float:
     return size * 2.0 ** -(TOTAL_BITS - 2)
 
 
-def exact_counts(weights: Sequence[int]) -> list[int]:
-    """Whole numbers proportional to ``weights`` within the module's bound, adding up to 2¹⁵⁹.
-
-    Args:
-        weights: in units of 2⁻²⁰⁸; at most 2²¹⁰ each, with a sum of at least 2²⁰⁸.
-    """
-    shift = WEIGHT_BITS + 2
-    reciprocal = (1 << TOTAL_BITS + shift) // sum(weights)
-    counts = [weight * reciprocal >> shift for weight in weights]
-    counts[counts.index(max(counts))] += (1 << TOTAL_BITS) - sum(counts)
-    return counts
-
-
 def exponential(exponent: Fraction) -> int:
     """⌊2²⁰⁸·exp(−exponent)⌋, to one unit, for an exponent of at least 0."""
     # copy_negate and the explicit context: operators would round to the thread's own context
@@ -197,28 +211,72 @@ def exponential(exponent: Fraction) -> int:
     return int(_DECIMAL.multiply(_DECIMAL.exp(quotient.copy_negate()), Decimal(1 << WEIGHT_BITS)))
 
 
-def _columns(counts: Sequence[int], column_bits: int) -> tuple[list[int], array[int]]:
-    """Vose's division: each column's own share, and its alias.
+class _Units:
+    """A whole number from 0 to 2¹⁵⁹ for each of 2ᵐ columns, in 20 bytes; all are 0 at first.
+
+    Attributes:
+        column_bits: m.
+        low: 128 low bits of each, high word first.
+        high: the other 32.
+    """
+
+    def __init__(self, column_bits: int) -> None:
+        self.column_bits = column_bits
+        self.low, self.high = array("Q", bytes(16 << column_bits)), array("I", bytes(4 << column_bits))
+
+    def __getitem__(self, column: int) -> int:
+        return self.high[column] << _LOW_BITS | self.low[2 * column] << 64 | self.low[2 * column + 1]
+
+    def __setitem__(self, column: int, units: int) -> None:
+        self.high[column] = units >> _LOW_BITS
+        self.low[2 * column], self.low[2 * column + 1] = units >> 64 & _WORD, units & _WORD
+
+    def fill(self, numbers: Iterable[int]) -> int:
+        """Take over the numbers of the first columns; returns their sum."""
+        low, high = np.frombuffer(self.low, np.uint64).reshape(-1, 2), np.frombuffer(self.high, np.uint32)
+        total, left = 0, iter(numbers)
+        for start in range(0, len(high), _AT_ONCE):
+            some = list(islice(left, _AT_ONCE))
+            total += sum(some)
+            raw = b"".join([number.to_bytes(20, "little") for number in some])
+            parts = np.frombuffer(raw, dtype="<u4").reshape(-1, 5).astype(np.uint64)
+            end = start + len(some)
+            low[start:end, 0] = parts[:, 3] << 32 | parts[:, 2]
+            low[start:end, 1] = parts[:, 1] << 32 | parts[:, 0]
+            high[start:end] = parts[:, 4]
+        return total
+
+
+def _column_bits(size: int) -> int:
+    """m of so many values."""
+    return max(1, (size - 1).bit_length())
+
+
+def _divide(units: _Units) -> array[int]:
+    """Vose's division: in place of each count, the column's own share; returned, its alias.
 
     Values with less than a column fill up their column from a value with more; once that one has
     less than a column itself, it is filled up from the next. Since all adds up, the last is left
     with one whole column; it and every other value with one is its own alias, with share 0.
     """
-    columns, unit = 1 << column_bits, 1 << TOTAL_BITS - column_bits
-    shares, other = [0] * columns, array("i", range(columns))
-    rich = [value for value, count in enumerate(counts) if count >= unit]
-    givers = iter(rich)
+    high, unit = units.high, 1 << TOTAL_BITS - units.column_bits
+    whole = unit >> _LOW_BITS  # A count with these high bits is a column or more.
+    columns = range(len(high))
+    aliases = array("i", columns)
+    givers = (value for value in columns if high[value] >= whole)
     giver = next(givers)
-    left = counts[giver]
-    for value in range(columns):
-        share = counts[value] if value < len(counts) else 0
-        if share >= unit:
+    left = units[giver]
+    for value in columns:
+        if high[value] >= whole or aliases[value] != value:  # It gives, or has given.
             continue
-        shares[value], other[value] = share, giver
-        left -= unit - share
+        aliases[value] = giver
+        left -= unit - units[value]
         while left < unit:
             successor = next(givers)
-            shares[giver], other[giver] = left, successor
-            left += counts[successor] - unit
+            units[giver], aliases[giver] = left, successor
+            left += units[successor] - unit
             giver = successor
-    return shares, other
+    for value in columns:
+        if high[value] >= whole:
+            units[value] = 0
+    return aliases

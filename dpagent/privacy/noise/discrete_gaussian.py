@@ -42,6 +42,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
 from typing import Final
@@ -55,7 +56,6 @@ from dpagent.privacy.noise.alias_table import (
     WEIGHT_BITS,
     AliasTable,
     Workspace,
-    exact_counts,
     exponential,
     table_distance,
 )
@@ -157,22 +157,21 @@ def table_radius(variance: Fraction) -> int:
 @lru_cache(maxsize=8)
 def gaussian_table(variance: Fraction) -> AliasTable:
     """The table of |x| for N_ℤ(0, ``variance``), built with integers and decimals only."""
-    weights = fixed_point_weights(variance, table_radius(variance))
-    for value in range(1, len(weights)):
-        weights[value] *= 2
-    counts = exact_counts(weights)
-    del weights  # Of a large table they are tens of MiB.
-    return AliasTable.from_counts(counts)
+    radius = table_radius(variance)
+    return AliasTable.from_weights(
+        lambda: (weight << (j > 0) for j, weight in enumerate(fixed_point_weights(variance, radius)))
+    )
 
 
-def fixed_point_weights(variance: Fraction, radius: int) -> list[int]:
+def fixed_point_weights(variance: Fraction, radius: int) -> Iterator[int]:
     """⌊2²⁰⁸·exp(−j²/(2·variance))⌋ for j = 0..radius, up to the errors of the module's text."""
     factor, ratio = exponential(1 / (2 * variance)), exponential(1 / variance)
-    weights = [1 << WEIGHT_BITS]
+    weight = 1 << WEIGHT_BITS
+    yield weight
     for _ in range(radius):
-        weights.append(weights[-1] * factor >> WEIGHT_BITS)
+        weight = weight * factor >> WEIGHT_BITS
+        yield weight
         factor = factor * ratio >> WEIGHT_BITS
-    return weights
 
 
 def _table_distance(variance: Fraction) -> float:

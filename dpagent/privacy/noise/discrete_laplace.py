@@ -45,8 +45,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -58,7 +60,6 @@ from dpagent.privacy.noise.alias_table import (
     WEIGHT_BITS,
     AliasTable,
     Workspace,
-    exact_counts,
     exponential,
     table_distance,
 )
@@ -198,21 +199,21 @@ def laplace_tables(scale: float, layout: Layout) -> tuple[AliasTable, ...]:
     """The low digits' tables, lowest first, then the last one: 0 for zero, 1 + h otherwise."""
     rate, stride, tables = 1 / Fraction(scale), 1, []
     for bits in layout.digit_bits:
-        powers = _powers(1 << WEIGHT_BITS, exponential(rate * stride), 1 << bits)
-        tables.append(AliasTable.from_counts(exact_counts(powers)))
+        powers = partial(_powers, 1 << WEIGHT_BITS, exponential(rate * stride), 1 << bits)
+        tables.append(AliasTable.from_weights(powers))
         stride <<= bits
     one, ratio, ratio_of_step = 1 << WEIGHT_BITS, exponential(rate), exponential(rate * stride)
     zero = ((one - ratio) << WEIGHT_BITS) // (one - ratio_of_step)
-    weights = [zero, *_powers(2 * ratio, ratio_of_step, layout.last)]
-    return (*tables, AliasTable.from_counts(exact_counts(weights)))
+    last = AliasTable.from_weights(lambda: chain([zero], _powers(2 * ratio, ratio_of_step, layout.last)))
+    return (*tables, last)
 
 
-def _powers(first: int, ratio: int, count: int) -> list[int]:
+def _powers(first: int, ratio: int, count: int) -> Iterator[int]:
     """``count`` terms of a geometric sequence in fixed point."""
-    powers = [first]
-    for _ in range(count - 1):
-        powers.append(powers[-1] * ratio >> WEIGHT_BITS)
-    return powers
+    power = first
+    for _ in range(count):
+        yield power
+        power = power * ratio >> WEIGHT_BITS
 
 
 def _digits(low_bits: int) -> tuple[int, ...]:

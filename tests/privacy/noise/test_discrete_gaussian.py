@@ -81,7 +81,7 @@ def test_the_largest_direct_table_is_right_at_both_ends_and_in_the_middle() -> N
 def test_weights_of_the_largest_tables_keep_their_bound() -> None:
     variance = decompose(2.0**24)[1][1]
     radius = table_radius(variance)
-    weights = fixed_point_weights(variance, radius)
+    weights = list(fixed_point_weights(variance, radius))
     assert len(weights) == radius + 1
     with mpmath.workdps(80):
         scale = mpmath.mpf(2 * variance.numerator) / variance.denominator
