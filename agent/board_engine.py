@@ -1,4 +1,4 @@
-"""The engine that computes gradients on this board: told, kept from the last start, or the fastest."""
+"""The engine that computes gradients on this board: told, kept from the last start, or tried."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dpagent.learning.training.engine_choice import (
     Trial,
     UnsuitableEngineError,
     choose_engine,
-    fastest,
+    preferred,
 )
 from dpagent.learning.training.parallel_engine import ParallelEngine
 from dpagent.norm import Norm
@@ -86,7 +86,7 @@ class BoardEngine:
         return self._engine
 
     def _make(self, bench: Bench, purpose: str) -> Engine:
-        """The configured engine, the one chosen before, or the faster one."""
+        """The configured engine, the one chosen before, or the one that a trial finds."""
         file = EngineFile(self._settings.state_dir)
         told = self._settings.engine
         kinds = [_KINDS[told]] if told in _KINDS else [*_KINDS.values()]
@@ -101,7 +101,7 @@ class BoardEngine:
         if not self.may_try:
             raise UsedProcessError(f"an engine for {bench.spec.name} is tried in a new training process")
         engine, trials = choose_engine(bench, kinds)
-        best = fastest(trials)
+        best = preferred(trials)
         results = "; ".join(map(_result, trials))
         log.info("engine for %s: %s (%s)", bench.spec.name, best.kind, results)
         try:

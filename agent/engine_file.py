@@ -1,4 +1,4 @@
-"""The file that keeps which engine was found the fastest for a purpose, so that no later training process has
+"""The file that keeps which engine was found the best for a purpose, so that no later training process has
 to try.
 
 **It takes no room on the disk.** A process that has to try is seconds later than one that has not, and so is

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from dpagent.learning.models.description import from_description
-from dpagent.learning.training.engine_choice import Bench, UnsuitableEngineError, fastest, try_engines
+from dpagent.learning.training.engine_choice import Bench, UnsuitableEngineError, preferred, try_engines
 
 _FEWEST_LOTS: Final = 3
 _PR_SET_PDEATHSIG: Final = 1
@@ -55,7 +55,7 @@ def _choice(bench: Bench) -> dict[str, Any]:
     """What the agent's own calibration says."""
     trials = try_engines(bench)
     return {
-        "engine": fastest(trials).kind,
+        "engine": preferred(trials).kind,
         "examples_per_s": {trial.kind: trial.examples_per_s for trial in trials},
     }
 

@@ -157,7 +157,7 @@ RUN: Final = OptionTable(
     Option("cap_at", choice("coordinator", "device"), "Where the cap acts.", default="coordinator",
            panel=_TRAINING),
     Option("engine", choice("auto", "numpy", "onnx"),
-           "What computes the agents' gradients; `auto` takes the faster one.", default="auto",
+           "What computes the agents' gradients; `auto` takes `onnx` if it is much faster.", default="auto",
            panel=_TRAINING),
     Option("baseline", SWITCH, "Also run the same training without noise.", name="--baseline/--no-baseline",
            default="baseline", panel=_TRAINING),

@@ -57,8 +57,8 @@ def test_every_engine_has_its_figures(found: dict[str, Any]) -> None:
             assert figures["examples_per_s"] > 0
             assert figures["lots"] >= 3
             assert 5 < figures["peak_mib"] < 2_000
-        assert model["auto"] in ("numpy", "onnx")
-        assert max(model["auto_examples_per_s"], key=model["auto_examples_per_s"].get) == model["auto"]
+        speeds = model["auto_examples_per_s"]
+        assert model["auto"] == ("onnx" if speeds["onnx"] > 1.5 * speeds["numpy"] else "numpy")
     digits = found["models"][0]
     assert digits["parameters"] == 9_930
     assert (built_in("digits").digest().hex(), digits["graph_digest"]) in known_digests()

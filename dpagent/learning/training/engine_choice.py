@@ -1,4 +1,5 @@
-"""The fastest engine on this board, and in how many processes, found by a trial of a second or two.
+"""The engine for this board, and in how many processes, found by a trial of a second or two: the fastest that
+is worth its memory.
 
 All give the same sums, to the float64 error that the noise allows for, so the choice touches nothing but time
 and memory. What is tried is public: made-up records and the seed's initial weights. Engines that take more
@@ -14,7 +15,7 @@ import os
 import socket
 import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final, Literal, TypeAlias
@@ -37,9 +38,12 @@ _Seconds: TypeAlias = dict[int, float]
 """That a small lot of made-up records takes, by the number of processes."""
 
 _ROUNDS: Final = 5
+_TRIED_S: Final = 0.5
 _MICROBATCHES: Final = 4
 _WORTHWHILE: Final = 1.1
 """How much faster more processes must be, since each takes memory."""
+_WORTHWHILE_PACKAGE: Final = 1.5
+"""How much faster an engine must be whose package nothing else needs: ONNX Runtime takes 45 MiB."""
 _TRIAL_S: Final = _MICROBATCHES * MICROBATCH_S
 """For one timing. An emulated board imports onnxruntime in ten seconds, and takes more to check an engine."""
 _LONGEST: Final = 1 << 16
@@ -172,30 +176,35 @@ def in_processes(engine: Engine, processes: int, microbatch_s: float = MICROBATC
 def choose_engine(
     bench: Bench, kinds: Sequence[EngineKind] = ("numpy", "onnx")
 ) -> tuple[Engine, tuple[Trial, ...]]:
-    """The fastest engine that can be used on this board, and how each kind did.
+    """The engine to use on this board, and how each kind did.
 
     Args:
         bench: what it is for.
-        kinds: to choose from.
+        kinds: to choose from, the one that takes the least memory first.
 
     Raises:
         UnsuitableEngineError: none can be used.
     """
     trials = try_engines(bench, kinds)
-    best = fastest(trials)
+    best = preferred(trials)
     return bench.make(best.kind, best.processes), trials
 
 
-def fastest(trials: Iterable[Trial]) -> Trial:
-    """The trial of the engine to take."""
-    return max(trials, key=lambda trial: trial.examples_per_s)
+def preferred(trials: Iterable[Trial]) -> Trial:
+    """The trial of the engine to take: of the first that can be used, or of one that is so much faster as to
+    be worth its memory."""
+    best, *others = [trial for trial in trials if trial.examples_per_s > 0]
+    for trial in others:
+        if trial.examples_per_s > _WORTHWHILE_PACKAGE * best.examples_per_s:
+            best = trial
+    return best
 
 
 def try_engines(bench: Bench, kinds: Sequence[EngineKind] = ("numpy", "onnx")) -> tuple[Trial, ...]:
     """How each kind of engine does on this board, in as many processes as pay.
 
-    A kind is tried in a process of its own, which ends with the trial. So its package takes no memory from
-    then on, and one that is built for another processor ends that process alone.
+    A kind is tried in a process of its own, which ends with the trial, before the next one is. So its package
+    takes no memory from then on, and one that is built for another processor ends that process alone.
 
     Args:
         bench: what they are for.
@@ -205,25 +214,30 @@ def try_engines(bench: Bench, kinds: Sequence[EngineKind] = ("numpy", "onnx")) -
         UnsuitableEngineError: none can be used.
     """
     counts = sorted({1, min(2, bench.processes), bench.processes})
-    with ExitStack() as ending:
-        timings = {
-            kind: ending.enter_context(closing(_timings_elsewhere(bench, kind, counts))) for kind in kinds
-        }
-        seconds: dict[EngineKind, list[_Seconds]] = {kind: [] for kind in kinds}
-        why_not: dict[EngineKind, str] = {}
-        # Alternately, so that a busy moment of the board hits all.
-        for _ in range(_ROUNDS):
-            for kind in [kind for kind in kinds if kind not in why_not]:
-                try:
-                    seconds[kind].append(next(timings[kind]))
-                except UnsuitableEngineError as error:
-                    why_not[kind] = str(error)
-    if len(why_not) == len(kinds):
-        raise UnsuitableEngineError("; ".join(why_not.values()))
-    return tuple(
-        Trial(kind, 0.0, why_not[kind]) if kind in why_not else _trial(kind, bench, seconds[kind])
-        for kind in kinds
-    )
+    trials: list[Trial] = []
+    for kind in kinds:
+        try:
+            trials.append(_trial(kind, bench, _timed(bench, kind, counts)))
+        except UnsuitableEngineError as error:
+            trials.append(Trial(kind, 0.0, str(error)))
+    if all(trial.why_not for trial in trials):
+        raise UnsuitableEngineError("; ".join(trial.why_not for trial in trials))
+    return tuple(trials)
+
+
+def _timed(bench: Bench, kind: EngineKind, counts: Sequence[int]) -> list[_Seconds]:
+    """Timings of one kind: several, and for a while, of which the least counts. So a busy moment of the board
+    hardly decides.
+
+    Raises:
+        UnsuitableEngineError: the engine cannot be used.
+    """
+    with closing(_timings_elsewhere(bench, kind, counts)) as timings:
+        found = [next(timings)]
+        began = time.perf_counter()
+        while len(found) < _ROUNDS or time.perf_counter() < began + _TRIED_S:
+            found.append(next(timings))
+    return found
 
 
 def _trial(kind: EngineKind, bench: Bench, seconds: Sequence[_Seconds]) -> Trial:
