@@ -61,7 +61,7 @@ class _Attempt(Protocol):
     def __call__(self, compute: Callable[[Dataset], ResultT], otherwise: ResultT) -> ResultT: ...
 
 
-_SPARE_BYTES: Final = 8 << 20
+_SPARE_BYTES: Final = 4 << 20
 """For all that is small."""
 _TABLE_BYTES: Final = 200
 """Of each record, in the index of rows and in that of features, while they are read."""
