@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from agent.accounts import GRID_TOLERANCE, grid_of, price_after
 from agent.charges import Price
 from agent.columns import account_name, require_scope
+from agent.declined import Declined, OverBudget, TooLate
 from agent.ledger import Ledger
 from agent.limit_settings import LimitSettings
 from agent.limits import (
@@ -39,18 +40,6 @@ from dpagent.protocol.task import Priced, RoundTask
 
 # A target and an equal budget can differ in the last bits.
 _ROUNDING = 1e-9
-
-
-class Declined(DpagentError):
-    """The device does not participate; the text gives the reason."""
-
-
-class OverBudget(Declined):
-    """The budget of the device's owner does not pay for the job."""
-
-
-class TooLate(Declined):
-    """The round would be over before the device sends. That changes when its deadline is put off."""
 
 
 def admit(

@@ -9,9 +9,8 @@ from typing import Final
 
 from agent.engine_file import EngineFile, KeptChoice
 from agent.marked_log import PRIVATE
-from agent.profile import Profile
-from agent.settings import AgentSettings
-from agent.worker import UsedProcessError
+from agent.training_messages import UsedProcessError
+from agent.training_settings import TrainingSettings
 from dpagent.errors import ParameterError, StorageError, require_count
 from dpagent.learning.training.engine import MAX_PROCESSES, Engine
 from dpagent.learning.training.engine_choice import (
@@ -37,8 +36,7 @@ class BoardEngine:
     """Makes the engine for a round, and keeps it for the next ones that need the same.
 
     Args:
-        settings: ``agent.yaml``.
-        profile: the board's.
+        settings: of training on this board.
 
     Attributes:
         purpose: a digest of what the last engine is for; empty before the first.
@@ -46,8 +44,8 @@ class BoardEngine:
             finds, and whether the round is declined, would depend on what they have left in its memory.
     """
 
-    def __init__(self, settings: AgentSettings, profile: Profile) -> None:
-        self._settings, self._profile = settings, profile
+    def __init__(self, settings: TrainingSettings) -> None:
+        self._settings = settings
         self._engine: Engine | None = None
         self.purpose, self.may_try = "", True
 
@@ -69,14 +67,14 @@ class BoardEngine:
         bench = Bench(
             spec=task.spec.head,
             graph=graph,
-            microbatch=self._profile.microbatch,
-            processes=self._profile.processes,
-            memory_mib=self._profile.engine_memory_mib,
+            microbatch=self._settings.microbatch,
+            processes=self._settings.processes,
+            memory_mib=self._settings.engine_memory_mib,
             trusted=self._settings.trusted_graphs,
             views=views,
             groups=groups,
             norm=norm,
-            processor_share=self._settings.governor.processor_share,
+            processor_share=self._settings.processor_share,
         )
         purpose = _purpose(bench)
         if self._engine is None or self.purpose != purpose or not _is_whole(self._engine):

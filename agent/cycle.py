@@ -27,9 +27,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
-from agent.admission import TooLate, admit, require_finite, require_key, require_time_left
+from agent.admission import admit, require_finite, require_key, require_time_left
 from agent.announcements import Announced, Announcements, Model, Phase
 from agent.charges import Price, charge_of
+from agent.declined import TooLate
 from agent.energy import EnergyMeter
 from agent.governor import Governor
 from agent.limit_settings import LimitSettings
@@ -41,11 +42,12 @@ from agent.sitting_out import Decision, SittingOut
 from agent.spool import SpooledFragment
 from agent.state import AgentState
 from agent.tokens import Tokens, wish_of
+from agent.training_messages import Order, UsedProcessError
 from agent.underway import Admitted, InTraining
-from agent.worker import Order, Trains, UsedProcessError, said, spent_on
+from agent.worker import Trains, spent_on
 from dpagent import faults
 from dpagent.clock import Clock
-from dpagent.errors import DpagentError
+from dpagent.errors import DpagentError, said
 from dpagent.faults import FaultPoint
 from dpagent.learning.data.dataset import Dataset
 from dpagent.protocol.fragments import cut

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dpagent.configuration import Settings
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.settings import Settings
 
 
 class DecodingSettings(Settings):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from dpagent.configuration import Settings
+from dpagent.settings import Settings
 from dpagent.transport.settings import MqttSettings
 
 Prefix = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$", max_length=200)]

@@ -6,12 +6,12 @@ from typing import Annotated, Final
 
 from pydantic import Field, field_validator, model_validator
 
-from dpagent.configuration import Settings
 from dpagent.errors import DpagentError
 from dpagent.privacy.methods import METHODS, method_named
 from dpagent.privacy.statement import Trust
 from dpagent.protocol.messages import MIN_SLOT_S, Linkability
 from dpagent.protocol.mixing import MixerKey
+from dpagent.settings import Settings
 
 _AnyTrust = Annotated[Trust, Field(strict=False)]
 _TRUST_NOBODY: Final = tuple(

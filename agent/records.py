@@ -33,11 +33,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
+from agent.child_programs import environment
 from agent.data_settings import DataSettings
 from agent.decoding import COUNTS_AFTER_S, Order, limits_of, require_address_space
 from agent.rows import RowStore
-from agent.worker import child_environment, said
-from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode, StorageError
+from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode, StorageError, said
 from dpagent.learning.data.checking import count_non_finite
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.derived import Unfailing
@@ -263,7 +263,7 @@ class _Look:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # A fork takes along no thread of numpy's.
-            env=child_environment() | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            env=environment() | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
             process_group=0,
         )
         self.kill = weakref.finalize(self, _end, self._process)

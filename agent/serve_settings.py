@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from dpagent.configuration import FilePath, Settings, resolve
+from dpagent.configuration import resolve
+from dpagent.settings import FilePath, Settings
 from dpagent.transport.settings import MqttSettings
 
 Topic = Annotated[str, Field(pattern=r"^[^+#\x00/$][^+#\x00]*$", max_length=1_000)]

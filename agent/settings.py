@@ -17,12 +17,13 @@ from agent.home_assistant_settings import HomeAssistantSettings
 from agent.limit_settings import LimitSettings
 from agent.profile import AUTO, Profile, is_profile_path
 from agent.serve_settings import ServeSettings
-from dpagent.configuration import FilePath, Settings, load_settings, resolve
+from dpagent.configuration import load_settings, resolve
 from dpagent.errors import ConfigurationError
 from dpagent.overrides import Override
 from dpagent.privacy.statement import Trust
 from dpagent.protocol.signing import CoordinatorKey
 from dpagent.protocol.topics import FleetName
+from dpagent.settings import FilePath, Settings
 from dpagent.storage import real_path
 from dpagent.transport.settings import MqttSettings
 

@@ -22,7 +22,7 @@ import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from agent.admission import OverBudget
+from agent.declined import OverBudget
 from agent.key_watch import KeyWatch
 from agent.limits import BeyondLimitError
 from agent.publisher import Publisher

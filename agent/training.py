@@ -25,17 +25,17 @@ from typing import Final, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.admission import Declined
 from agent.board_engine import BoardEngine
+from agent.declined import Declined
 from agent.decoding import most_new
 from agent.device_update import device_update
 from agent.effort import Effort
 from agent.noisy_sums import clipped_sum, sum_of_moments
-from agent.profile import Profile
 from agent.published_state import PublishedStateFile
 from agent.records import CACHED_BYTES, Records
-from agent.settings import AgentSettings
-from agent.worker import Update, said
+from agent.training_messages import Update
+from agent.training_settings import TrainingSettings
+from dpagent.errors import said
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.format import DType
 from dpagent.learning.data.opening import require_declared
@@ -124,15 +124,14 @@ class Trainer:
     """The device's work in a round.
 
     Args:
-        settings: ``agent.yaml``, with the data declared.
-        profile: The board's.
+        settings: of training on this board.
     """
 
-    def __init__(self, settings: AgentSettings, profile: Profile) -> None:
+    def __init__(self, settings: TrainingSettings) -> None:
         self._settings = settings
         assert settings.data.max_records is not None  # without it the agent had not started
         self._max_records = settings.data.max_records
-        self._engine = BoardEngine(settings, profile)
+        self._engine = BoardEngine(settings)
         self._taken_bytes = 0
         """The most memory that was taken at once for a round. Public."""
         self._tried = ("", 0)
@@ -290,8 +289,8 @@ class Trainer:
     def _take_memory(self, task: RoundTask) -> None:
         """Have the memory that the round takes besides that of a batch, which is tried: for the tables
         of records, and for vectors of the model's size. What is freed stays with this process
-        (:mod:`agent.worker`), so it is taken only if no round before has taken as much: it might not be there
-        in one piece any more, and that is a matter of records. Public.
+        (:mod:`agent.child_programs`), so it is taken only if no round before has taken as much: it might
+        not be there in one piece any more, and that is a matter of records. Public.
 
         Raises:
             MemoryError: There is none.

@@ -9,7 +9,7 @@ from agent.announcements import Announced
 from agent.charges import Price
 from agent.publisher import Slots
 from agent.sitting_out import Decision
-from agent.worker import Prepared, Update
+from agent.training_messages import Prepared, Update
 from dpagent.protocol.task import RoundTask
 
 

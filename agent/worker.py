@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import queue
 import signal
 import socket
@@ -22,24 +21,30 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Final, Protocol
 
 from agent.brake import Brake
+from agent.child_programs import KEPT_MEMORY, environment
 from agent.decoding import COUNTS_AFTER_S
 from agent.profile import Profile
 from agent.rows import RowStore
 from agent.sensors import processor_s_of
 from agent.settings import AgentSettings
-from dpagent.errors import DpagentError, StorageError
-from dpagent.protocol.messages import Plan
+from agent.training_messages import (
+    Failed,
+    Look,
+    LookHeld,
+    Order,
+    Prepared,
+    Said,
+    Start,
+    Update,
+    WorkerError,
+)
+from agent.training_settings import TrainingSettings
+from dpagent.errors import StorageError
 
 log = logging.getLogger(__name__)
 
@@ -47,91 +52,6 @@ _PROGRAM: Final = "agent.worker_program"
 _ENDING_S: Final = 5.0
 _HANGING_UP_S: Final = 1.0
 """From the end of its answers to that of the process."""
-_MEMORY: Final = {
-    "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-    "PYTHONMALLOC": "malloc",
-}  # fmt: skip
-"""With these, the C library (glibc) gives back no memory that the process once had: so training has what was
-tried before the charge, whatever others have taken from the board since."""
-MORE_NICENESS: Final = 5
-"""Training gives way to the agent by so much, where both want the same core."""
-
-
-class WorkerError(DpagentError):
-    """The training process cannot do what it was asked, or has ended; the text gives the reason.
-
-    Attributes:
-        spent_s: processor time that it has spent on it, with its forks, in seconds. Of a preparation: public.
-    """
-
-    def __init__(self, reason: str, spent_s: float = 0.0) -> None:
-        super().__init__(reason)
-        self.spent_s = spent_s
-
-
-class UsedProcessError(WorkerError):
-    """The round is to be prepared in a training process that has not worked yet: an engine is to be tried,
-    and what memory and time that takes must not depend on what the records have left in this one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A round that is to be prepared.
-
-    Attributes:
-        plan: the round's.
-        weights: of the global model, as they came.
-        assets: by role.
-        failure: why the update shall be noise alone; None: it shall not.
-        is_rehearsal: whether the device sits the round out: all is done as for an update, without a record.
-    """
-
-    plan: Plan
-    weights: bytes
-    assets: Mapping[str, bytes]
-    failure: str | None = None
-    is_rehearsal: bool = False
-
-
-class Prepared(NamedTuple):
-    """A round that the board can run.
-
-    Attributes:
-        longest_s: the time that training takes with the largest lot, by a trial with made-up records. Public.
-        took_s: processor time of the preparation, which a look beside it does not lengthen. Public.
-        tried_s: processor time of forks that have tried engines for it. Public.
-    """
-
-    longest_s: float
-    took_s: float = 0.0
-    tried_s: float = 0.0
-
-
-class Update(NamedTuple):
-    """A device's part in a round, of which all but ``failure`` may leave.
-
-    Attributes:
-        values: the noisy sum in wire units, shape (dimension,).
-        failure: why it is noise alone, or None. Only for the owner of the device.
-    """
-
-    values: NDArray[np.int64]
-    failure: str | None
-
-
-class Look(NamedTuple):
-    """The question to look at the data; the answer to it, once that has begun."""
-
-
-@dataclass(frozen=True, slots=True)
-class LookHeld:
-    """The question to let a look at the data stand still, or go on; the answer to it.
-
-    Attributes:
-        is_held: whether it is to stand still.
-    """
-
-    is_held: bool
 
 
 class Trains(Protocol):
@@ -140,8 +60,8 @@ class Trains(Protocol):
     def prepare(self, order: Order) -> Future[Prepared]:
         """Try everything that can be tried without a record.
 
-        The answer raises :class:`WorkerError` if the board cannot run the round, and
-        :class:`UsedProcessError` if it is to be asked again after :meth:`end`.
+        The answer raises :class:`~agent.training_messages.WorkerError` if the board cannot run the round, and
+        :class:`~agent.training_messages.UsedProcessError` if it is to be asked again after :meth:`end`.
         """
         ...
 
@@ -183,50 +103,6 @@ class Trains(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """The first message to the program.
-
-    Attributes:
-        settings: ``agent.yaml``.
-        profile: the board's.
-        log_level: below which nothing is worth sending.
-    """
-
-    settings: AgentSettings
-    profile: Profile
-    log_level: int
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """A line of the program's log."""
-
-    logger: str
-    level: int
-    text: str
-    is_private: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The answer of a part that failed, with the reason.
-
-    Attributes:
-        reason: in words.
-        is_of_use: whether only this process's past is against it.
-        spent_s: as of :class:`WorkerError`.
-    """
-
-    reason: str
-    is_of_use: bool = False
-    spent_s: float = 0.0
-
-    def error(self) -> WorkerError:
-        """What the one who asked is to see."""
-        return (UsedProcessError if self.is_of_use else WorkerError)(self.reason, self.spent_s)
-
-
 class Worker:
     """Starts, asks and ends the training process. Implements :class:`Trains`.
 
@@ -236,7 +112,7 @@ class Worker:
     """
 
     def __init__(self, settings: AgentSettings, profile: Profile) -> None:
-        self._start = Start(settings, profile, logging.getLogger().getEffectiveLevel())
+        self._start = Start(training_settings(settings, profile), logging.getLogger().getEffectiveLevel())
         self._share = settings.governor.processor_share
         self._rows = RowStore(settings.state_dir, settings.data)
         self._counts_at = -math.inf
@@ -345,7 +221,7 @@ class _Process:
                 [sys.executable, "-P", "-m", _PROGRAM, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env=child_environment() | _MEMORY,
+                env=environment() | KEPT_MEMORY,
                 process_group=0,
             )
             self.brake = Brake(self._process.pid, share)
@@ -439,13 +315,6 @@ class _Process:
         return WorkerError(f"the training process ended: {how}{hint}", max(self._spent_s, 0.0))
 
 
-def child_environment() -> dict[str, str]:
-    """The environment of a child: it imports from where this program does, and not from the directory that it
-    runs in, whose folders may be called like the packages. It does not keep its memory."""
-    kept = {key: value for key, value in os.environ.items() if key not in _MEMORY}
-    return kept | {"PYTHONPATH": os.pathsep.join(place or str(Path.cwd()) for place in sys.path)}
-
-
 def spent_on(answer: Future[Prepared]) -> float:
     """Processor time of a preparation, however it ended, in seconds. Public.
 
@@ -458,8 +327,15 @@ def spent_on(answer: Future[Prepared]) -> float:
     return prepared.took_s + prepared.tried_s
 
 
-def said(error: Exception) -> str:
-    """An error in words for the owner of the device."""
-    if isinstance(error, DpagentError) and str(error):
-        return str(error)
-    return f"an internal error ({type(error).__name__}: {error})"
+def training_settings(settings: AgentSettings, profile: Profile) -> TrainingSettings:
+    """What the training process needs to know.
+
+    Args:
+        settings: ``agent.yaml``, with what the profile adds to it.
+        profile: the board's.
+    """
+    return TrainingSettings(
+        settings.data, settings.state_dir, settings.engine, settings.trusted_graphs,
+        settings.governor.processor_share, profile.microbatch, profile.processes,
+        profile.engine_memory_mib, profile.niceness,
+    )  # fmt: skip

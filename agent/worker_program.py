@@ -20,7 +20,7 @@ from typing import Any
 from agent.marked_log import is_private
 from agent.priority import give_way
 from agent.training import Trainer, Work
-from agent.worker import (
+from agent.training_messages import (
     MORE_NICENESS,
     Failed,
     Look,
@@ -30,8 +30,8 @@ from agent.worker import (
     Said,
     Start,
     UsedProcessError,
-    said,
 )
+from dpagent.errors import said
 from dpagent.learning.subnormals import flush_subnormals
 from dpagent.protocol.task import RoundTask
 
@@ -80,7 +80,7 @@ class _Questions:
 def serve(connection: Connection) -> None:
     """Answer until the agent hangs up, which ends the process."""
     start: Start = connection.recv()
-    give_way(start.profile.niceness + MORE_NICENESS)  # Before there are other threads.
+    give_way(start.settings.niceness + MORE_NICENESS)  # Before there are other threads.
     flushes = flush_subnormals()
     answers, questions = _Answers(connection), _Questions(connection)
     logging.basicConfig(level=start.log_level, handlers=[answers], format="%(message)s")
@@ -93,7 +93,7 @@ def serve(connection: Connection) -> None:
         question: Order | Look | LookHeld | None = questions.next()
         spent = _Spent(trainer, has_worked=has_worked)
         try:
-            trainer = trainer or Trainer(start.settings, start.profile)
+            trainer = trainer or Trainer(start.settings)
             if isinstance(question, Look):
                 _look(trainer)
                 answers.send(question)

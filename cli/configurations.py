@@ -16,8 +16,8 @@ from dpagent.errors import ConfigurationError
 if TYPE_CHECKING:
     from agent.settings import AgentSettings
     from coordinator.settings import CoordinatorSettings, FleetSettings
-    from dpagent.configuration import Settings
     from dpagent.overrides import Override
+    from dpagent.settings import Settings
     from mixer.settings import MixerSettings
 
 log = logging.getLogger(__name__)

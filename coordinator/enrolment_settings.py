@@ -7,8 +7,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from dpagent.configuration import FilePath, Settings, resolve
+from dpagent.configuration import resolve
 from dpagent.protocol.enrolment import is_host
+from dpagent.settings import FilePath, Settings
 from dpagent.transport.settings import BrokerUrl, ClientId
 
 DEFAULT_PORT: Final = 8884

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dpagent.configuration import Settings
 from dpagent.errors import ConfigurationError, DpagentError
 from dpagent.learning.data.input_form import InputForm
 from dpagent.learning.model_files import find_model, is_model_file, load_assets
@@ -21,6 +20,7 @@ from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.methods import DEFAULT_METHOD, method_named
 from dpagent.privacy.schedules import Schedule, ScheduleKind, kind_given_by
 from dpagent.protocol.weights import Precision
+from dpagent.settings import Settings
 
 
 class AugmentationSettings(Settings):

@@ -8,8 +8,9 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, model_validator
 
-from dpagent.configuration import FilePath, Settings, resolve
+from dpagent.configuration import resolve
 from dpagent.protocol.enrolment import is_host
+from dpagent.settings import FilePath, Settings
 
 DEFAULT_PORT: Final = 8885
 

@@ -15,14 +15,7 @@ from coordinator.enrolment_settings import EnrolmentSettings
 from coordinator.job_settings import CapSettings, ModelSettings, OptimiserSettings, PrivacySettings
 from coordinator.page_settings import PageSettings
 from coordinator.token_settings import TokenSettings
-from dpagent.configuration import (
-    FilePath,
-    Settings,
-    changed_settings,
-    complaint,
-    load_settings,
-    resolve,
-)
+from dpagent.configuration import changed_settings, complaint, load_settings, resolve
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.model_files import is_model_file
@@ -33,6 +26,7 @@ from dpagent.protocol.messages import MIN_SLOT_S, Linkability, ReceiptTopics
 from dpagent.protocol.mixing import MixerKey
 from dpagent.protocol.tokens import MAX_TOKENS
 from dpagent.protocol.topics import FleetName
+from dpagent.settings import FilePath, Settings
 from dpagent.transport.settings import MqttSettings
 from dpagent.wording import counted
 from dpagent.yaml_file import load_yaml, read_document

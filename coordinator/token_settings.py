@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dpagent.configuration import Settings
 from dpagent.protocol.tokens import MAX_ROUNDS_AHEAD
+from dpagent.settings import Settings
 
 
 class TokenSettings(Settings):

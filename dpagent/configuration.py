@@ -9,48 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Any, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ValidationError
 
 from dpagent.errors import ConfigurationError, ParameterError
 from dpagent.overrides import Overridden, Override, keys_of, overlaid, overridden, successor
+from dpagent.settings import SettingsT, WithheldError
 from dpagent.wording import counted, named
 from dpagent.yaml_file import Document, Location, dotted, read_document
-
-
-class WithheldError(ValueError):
-    """What is wrong with a value that may hold a secret, so that it is not shown."""
-
-
-class Settings(BaseModel):
-    """Base of every configuration section: unknown keys and loose types are errors."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=False
-    )
-
-
-def _usable(path: Path) -> Path:
-    if not str(path).strip() or str(path) == ".":
-        raise ValueError("a path is expected")
-    if "\0" in str(path):
-        raise ValueError("a path without the character NUL is expected")
-    return path
-
-
-FilePath = Annotated[Path, Field(strict=False), AfterValidator(_usable)]
-"""A path, written as text."""
-
-SettingsT = TypeVar("SettingsT", bound=Settings)
-
-
-def with_fields(schema: type[SettingsT], **fields: Any) -> type[SettingsT]:
-    """``schema``, under its own name, with more fields: a type and a default each."""
-    made: type[SettingsT] = create_model(
-        schema.__name__, __base__=schema, __module__=schema.__module__, __doc__=schema.__doc__, **fields
-    )
-    return made
 
 
 def load_settings(

@@ -163,6 +163,13 @@ class ParameterError(PlanError, ValueError):
 _MOST_BITS_SHOWN: Final = 256
 
 
+def said(error: Exception) -> str:
+    """An error in words, for a person."""
+    if isinstance(error, DpagentError) and str(error):
+        return str(error)
+    return f"an internal error ({type(error).__name__}: {error})"
+
+
 def require_finite(name: str, value: float) -> float:
     """Return ``value`` as a float, or raise :class:`ParameterError` unless it is finite."""
     try:

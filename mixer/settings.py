@@ -8,10 +8,11 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from dpagent.configuration import FilePath, Settings, load_settings, resolve
+from dpagent.configuration import load_settings, resolve
 from dpagent.overrides import Override
 from dpagent.protocol.signing import CoordinatorKey
 from dpagent.protocol.topics import FleetName
+from dpagent.settings import FilePath, Settings
 from dpagent.transport.settings import MqttSettings
 
 

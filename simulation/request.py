@@ -7,10 +7,10 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, field_serializer, model_validator
 
-from dpagent.configuration import Settings
 from dpagent.errors import ParameterError
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.privacy.methods import DEFAULT_METHOD, method_named
+from dpagent.settings import Settings
 from dpagent.transport.settings import broker_url
 from dpagent.wording import counted
 

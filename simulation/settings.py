@@ -9,7 +9,7 @@ from typing import ClassVar, Final, TypeVar
 
 from pydantic import ValidationError
 
-from dpagent.configuration import Settings, changed_settings, complaint
+from dpagent.configuration import changed_settings, complaint
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.format import DType
 from dpagent.learning.data.input_form import InputForm
@@ -17,6 +17,7 @@ from dpagent.norm import Norm
 from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.mechanisms.published import PublishedLaplace
 from dpagent.privacy.methods import method_named
+from dpagent.settings import Settings
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import named
 from simulation.request import (

@@ -22,7 +22,7 @@ from agent.cycle import Cycle
 from agent.energy import EnergyMeter
 from agent.governor import Governor
 from agent.identity import Identity
-from agent.profile import Profile, load_profile
+from agent.profile import load_profile
 from agent.publisher import Publisher
 from agent.records import Records
 from agent.sensors import Sensors
@@ -30,7 +30,10 @@ from agent.settings import AgentSettings, load_agent_settings
 from agent.state import AgentState
 from agent.tokens import Tokens
 from agent.training import Trainer, Work
-from agent.worker import Order, Prepared, Update, WorkerError, said
+from agent.training_messages import Order, Prepared, Update, WorkerError
+from agent.training_settings import TrainingSettings
+from agent.worker import training_settings
+from dpagent.errors import said
 from dpagent.learning.front_end.features import reserve
 from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.engine_choice import Bench
@@ -67,9 +70,9 @@ class _QuickEngine(BoardEngine):
 
 
 class _QuickTrainer(Trainer):
-    def __init__(self, settings: AgentSettings, profile: Profile) -> None:
-        super().__init__(settings, profile)
-        self._engine = _QuickEngine(settings, profile)
+    def __init__(self, settings: TrainingSettings) -> None:
+        super().__init__(settings)
+        self._engine = _QuickEngine(settings)
 
 
 def started_trainer(settings: AgentSettings) -> Trainer:
@@ -80,7 +83,7 @@ def started_trainer(settings: AgentSettings) -> Trainer:
     Records(settings.data, settings.state_dir)
     assert settings.data.max_records is not None
     reserve(settings.state_dir, settings.data.features_mib << 20, settings.data.max_records)
-    return _QuickTrainer(settings, load_profile("generic-x86-64"))
+    return _QuickTrainer(training_settings(settings, load_profile("generic-x86-64")))
 
 
 class Looking:

@@ -17,7 +17,7 @@ import agent.training
 import agent.worker_program
 import dpagent.learning.training.engine_choice as engine_choice
 from agent.training import Trainer, Work
-from agent.worker import Update
+from agent.training_messages import Update
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from simulation.virtual.insecure import insecure_entropy
 

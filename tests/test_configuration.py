@@ -14,8 +14,9 @@ from pydantic import BaseModel, Field, ValidationError
 from agent.profile import Profile
 from agent.settings import AgentSettings
 from coordinator.settings import FleetSettings
-from dpagent.configuration import FilePath, Settings, complaint, load_settings, resolve
+from dpagent.configuration import complaint, load_settings, resolve
 from dpagent.errors import ConfigurationError
+from dpagent.settings import FilePath, Settings
 from simulation.request import BrokerRequest, Request
 
 

@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from agent.child_programs import environment
 from agent.serving.lines import READS_FILES, READS_NONE, error_line
-from agent.worker import child_environment
 from dpagent.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class _Process:
         try:
             self._child = subprocess.Popen(
                 [sys.executable, "-P", "-m", _PROGRAM, str(model)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment(), bufsize=0,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), bufsize=0,
                 process_group=0,
             )  # fmt: skip
         except OSError as error:

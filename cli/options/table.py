@@ -25,7 +25,7 @@ from dpagent.errors import ParameterError, UsageError
 from dpagent.wording import as_yaml, named, settings_named_by
 
 if TYPE_CHECKING:
-    from dpagent.configuration import Settings
+    from dpagent.settings import Settings
 
     SettingsT = TypeVar("SettingsT", bound=Settings)
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from cli.configurations import fleet_settings
-from dpagent.configuration import Settings
 from dpagent.errors import ConfigurationError, ParameterError, require_count
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.calibration import EPSILON_RANGE
@@ -20,6 +19,7 @@ from dpagent.privacy.mechanisms.device_noise import DEVICE_NOISE, DeviceNoise
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Query
 from dpagent.privacy.methods import DEFAULT_METHOD, METHODS, method_named
 from dpagent.privacy.schedules import Schedule, ScheduleKind, kind_given_by
+from dpagent.settings import Settings
 from dpagent.wording import named
 
 MAX_ROUNDS: Final = 5000

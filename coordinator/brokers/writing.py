@@ -17,9 +17,9 @@ from pydantic import ValidationError
 from coordinator.brokers.deployment import Bridge, Deployment, Membership, TlsFiles, User, Written
 from coordinator.brokers.registry import BROKERS
 from coordinator.enrolment_settings import split_address
-from dpagent.configuration import FilePath, Settings
 from dpagent.errors import ConfigurationError, UsageError
 from dpagent.protocol.access import Role
+from dpagent.settings import FilePath, Settings
 from dpagent.storage import disk_errors, write_atomically
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")

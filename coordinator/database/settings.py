@@ -9,7 +9,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator
 
-from dpagent.configuration import FilePath, Settings, WithheldError, read_password, resolve
+from dpagent.configuration import read_password, resolve
+from dpagent.settings import FilePath, Settings, WithheldError
 
 _FORM: Final = "postgresql://USER@HOST[:PORT]/DATABASE"
 _SECRETS: Final = frozenset({"password", "passfile", "sslpassword"})

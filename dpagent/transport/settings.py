@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from dpagent.configuration import FilePath, Settings, WithheldError, read_password, resolve
+from dpagent.configuration import read_password, resolve
 from dpagent.errors import ConfigurationError
+from dpagent.settings import FilePath, Settings, WithheldError
 
 _DEFAULT_PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
 _FORMS: Final = (

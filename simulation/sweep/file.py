@@ -22,8 +22,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from dpagent.configuration import Settings, complaint, load_settings, resolve
+from dpagent.configuration import complaint, load_settings, resolve
 from dpagent.errors import ConfigurationError
+from dpagent.settings import Settings
 from dpagent.wording import counted
 from simulation.request import (
     ClipNorm,

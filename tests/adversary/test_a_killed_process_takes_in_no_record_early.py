@@ -33,7 +33,8 @@ from pictures import folder_of, write
 
 from agent import worker as worker_module
 from agent.rows import RowStore
-from agent.worker import Order, Worker
+from agent.training_messages import Order
+from agent.worker import Worker
 
 PICTURE: dict[str, Any] = {"width": 8, "height": 8, "channels": 1}
 ORDER = Order(make_plan(**terms(rate=1.0)), WEIGHTS, {})

@@ -42,6 +42,7 @@ from agent.effort import Effort
 from agent.profile import load_profile
 from agent.settings import AgentSettings, load_agent_settings
 from agent.training import Trainer
+from agent.worker import training_settings
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Indices
 from dpagent.learning.data.formats.npz import save_npz
@@ -137,7 +138,7 @@ def test_features_of_as_many_records_are_computed_however_many_came(
     match asked_by:
         case "a new process":
             look_only(trainer.records)
-            trainer = Trainer(settings, load_profile("generic-x86-64"))
+            trainer = Trainer(training_settings(settings, load_profile("generic-x86-64")))
         case "the look after":
             # Due between the round's preparation and its end: adopted by the next round, and not by a look.
             trainer.records.counts_after_s = 0.0
@@ -166,7 +167,7 @@ def test_a_new_process_compares_no_record_with_its_features(
         original(self, target, place)
 
     monkeypatch.setattr(RawFile, "read_into", reading)
-    trainer = Trainer(settings, load_profile("generic-x86-64"))
+    trainer = Trainer(training_settings(settings, load_profile("generic-x86-64")))
     features_computed(trainer)
     assert read == []
     folder_of(tmp_path / "photos", "3/a.png", width=8, height=8, channels=1)
@@ -206,7 +207,7 @@ def test_after_a_power_cut_among_the_features_the_trial_counts_with_all_that_may
         with pytest.raises(_PowerCutError):
             features_computed(trainer)
     assert len(written) == 3
-    again = Trainer(settings, load_profile("generic-x86-64"))
+    again = Trainer(training_settings(settings, load_profile("generic-x86-64")))
     assert features_computed(again) == settings.data.max_records
     assert features_computed(again) < 60
 
@@ -249,7 +250,7 @@ def test_a_file_that_was_replaced_counts_whole_in_a_new_process(tmp_path: Path) 
     assert features_computed(started_trainer(settings)) >= 20
     for records in (6, 9):
         save_npz(file, ArrayDataset(inputs[:records], np.arange(records), 10))
-        again = Trainer(settings, load_profile("generic-x86-64"))
+        again = Trainer(training_settings(settings, load_profile("generic-x86-64")))
         assert 20 <= features_computed(again) < 28
         assert features_computed(again) == 0
 
@@ -276,7 +277,7 @@ def test_a_power_cut_among_the_features_leaves_as_many_to_be_computed_again(
         patch.setattr(*at, cut)
         with pytest.raises(_PowerCutError):
             trainer.noisy_update(work)
-    again = Trainer(settings, load_profile("generic-x86-64"))
+    again = Trainer(training_settings(settings, load_profile("generic-x86-64")))
     effort = again.prepare(pooled(), {}, np.zeros(50, np.float32)).effort
     assert effort is not None
     assert effort.new_records == settings.data.max_records

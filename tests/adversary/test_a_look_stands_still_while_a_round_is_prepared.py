@@ -36,7 +36,8 @@ from devices import WEIGHTS, Device, Unpaused, open_device
 from fleets import make_plan, terms
 from pictures import write
 
-from agent.worker import Order, Prepared, Update, Worker
+from agent.training_messages import Order, Prepared, Update
+from agent.worker import Worker
 
 ORDER = Order(make_plan(**terms(rate=1.0)), WEIGHTS, {})
 

@@ -49,7 +49,8 @@ from fleets import (
 from agent.bounded_decoding import address_space
 from agent.profile import load_profile
 from agent.settings import load_agent_settings
-from agent.worker import Order, Worker
+from agent.training_messages import Order
+from agent.worker import Worker
 from dpagent.learning.models.description import from_description
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask

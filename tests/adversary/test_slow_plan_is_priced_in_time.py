@@ -24,8 +24,9 @@ from fleets import make_plan, make_task, records, terms
 from ledgers import DATASET, LIMITS, open_state
 from numpy.typing import NDArray
 
-from agent.admission import Declined, admit
-from agent.worker import Order, Prepared
+from agent.admission import admit
+from agent.declined import Declined
+from agent.training_messages import Order, Prepared
 from dpagent.privacy.accounting.choice import accountant_named, priced
 from dpagent.privacy.accounting.composed_loss import ComposedLoss
 from dpagent.privacy.accounting.pld import PldAccountant

@@ -25,7 +25,7 @@ import pytest
 from devices import PERIOD_S, Device, Slow, Unpaused, open_device
 from fleets import make_plan, report_plan, update_plan
 
-from agent.worker import Order, Prepared, Update, WorkerError
+from agent.training_messages import Order, Prepared, Update, WorkerError
 from dpagent.protocol.messages import Plan
 
 SLOT_S = 8 * PERIOD_S

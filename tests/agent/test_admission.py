@@ -14,8 +14,9 @@ from fleets import make_plan, make_task, records, terms, update_plan
 from ledgers import DATASET, LIMITS, charge_and_spool, charge_for, open_state
 from planted import plant
 
-from agent.admission import Declined, admit
+from agent.admission import admit
 from agent.charges import Budget, Price
+from agent.declined import Declined
 from agent.limits import BeyondLimitError
 from agent.state import AgentState
 from dpagent.errors import ParameterError, PlanError

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from ledgers import DATASET, LIMITS, body_of, charge_and_spool, open_state, rechain
 from numpy.typing import NDArray
 
-from agent.admission import Declined, admit
+from agent.admission import admit
 from agent.audit import audit, verify
 from agent.charges import Budget, Charge, charge_of
+from agent.declined import Declined
 from agent.noisy_sums import noisy_gradients
 from agent.state import AgentState
 from coordinator.planning import Planner, new_job

@@ -14,7 +14,7 @@ from ledgers import DATASET
 from planted import plant
 
 from agent.training import Trainer, Work
-from agent.worker import Update
+from agent.training_messages import Update
 from dpagent import faults
 from dpagent.errors import ConfigurationError, DpagentError, StorageError
 from dpagent.faults import FaultPoint

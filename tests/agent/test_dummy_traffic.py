@@ -16,7 +16,7 @@ from agent.announcements import Phase
 from agent.limits import BeyondLimitError
 from agent.publisher import sealed_for
 from agent.rounds import RoundState
-from agent.worker import Order, Prepared, WorkerError
+from agent.training_messages import Order, Prepared, WorkerError
 from dpagent.protocol.codec import MessageError, decode
 from dpagent.protocol.dummies import MAX_DUMMIES
 from dpagent.protocol.messages import Fragment, Plan, Receipts

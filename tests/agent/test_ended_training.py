@@ -10,7 +10,7 @@ import pytest
 from devices import Device, Mortal, Unpaused
 from fleets import make_plan
 
-from agent.worker import Order, Prepared, Update, UsedProcessError, WorkerError
+from agent.training_messages import Order, Prepared, Update, UsedProcessError, WorkerError
 
 
 def test_a_plan_that_ends_training_before_the_charge_is_declined(device: Device) -> None:

@@ -17,9 +17,10 @@ from fleets import DIGITS, make_task, records, terms, write_agent, write_fleet
 from ledgers import DATASET, LIMITS, charge_and_spool, open_state
 from scipy import stats
 
-from agent.admission import Declined, admit
+from agent.admission import admit
 from agent.audit import audit
 from agent.charges import Budget, Charge, charge_of
+from agent.declined import Declined
 from agent.limits import BeyondLimitError
 from agent.noisy_sums import noisy_gradients
 from agent.settings import load_agent_settings

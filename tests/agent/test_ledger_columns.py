@@ -13,11 +13,12 @@ from commands import dpagent
 from fleets import agent_values, make_plan, make_task, records, report_plan, update_plan
 from ledgers import LIMITS, charge_and_spool, files_of
 
-from agent.admission import Declined, admit
+from agent.admission import admit
 from agent.audit import verify
 from agent.charges import Budget, BudgetChange, Charge, charge_of
 from agent.columns import account_name, dataset_of, require_scope, scope_of
 from agent.custody import begin_ledger, go_on_after_restore, raise_budget
+from agent.declined import Declined
 from agent.replay import replay
 from agent.settings import AgentSettings
 from agent.state import AgentState, BudgetRaisedError

@@ -23,10 +23,11 @@ import pytest
 from fleets import bounded_plan, make_plan, records, report_plan, terms, update_plan
 from ledgers import LIMITS, files_of
 
-from agent.admission import Declined, admit
+from agent.admission import admit
 from agent.audit import verify
 from agent.charges import Budget, charge_of
 from agent.custody import back_up, begin_ledger, go_on_after_restore, put_back, raise_budget
+from agent.declined import Declined
 from agent.state import AgentState, BudgetRaisedError
 from dpagent.errors import LedgerError
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace

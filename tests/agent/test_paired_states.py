@@ -21,7 +21,7 @@ import pytest
 from devices import PERIOD_S, AtOnce, Device, open_device
 from fleets import make_plan
 
-from agent.worker import Update, WorkerError
+from agent.training_messages import Update, WorkerError
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import Plan
 

@@ -17,10 +17,11 @@ from devices import started_trainer
 from fleets import DIGITS, digits, make_plan, published_plan, records, update_plan, write_agent
 from ledgers import DATASET, LIMITS, charge_and_spool, files_of
 
-from agent.admission import Declined, admit
+from agent.admission import admit
 from agent.audit import audit, verify
 from agent.charges import Budget, BudgetChange, Charge, charge_of
 from agent.custody import begin_ledger, go_on_after_restore, raise_budget
+from agent.declined import Declined
 from agent.heads import read_second_head
 from agent.limits import BeyondLimitError
 from agent.published_state import PublishedStateFile

@@ -26,7 +26,6 @@ from pictures import damaged_inside, encoded, folder_of, noise, write, zip_of
 from agent.data_settings import DataSettings
 from agent.decoding import Order, bring_up_to_date, most_new
 from agent.noisy_sums import clipped_sum, noisy_sum, sum_of_moments
-from agent.profile import load_profile
 from agent.records import Records
 from agent.row_index import Index
 from agent.rows import RowStore
@@ -238,7 +237,7 @@ def test_a_process_that_comes_later_computes_features_of_as_many_as_a_look_may_h
     for name in ([], ["0/more.png", "1/more.png"]):
         folder_of(root, *name, **DIGIT)
         look_only(first.records)
-        later = Trainer(first._settings, load_profile("generic-x86-64"))
+        later = Trainer(first._settings)
         assert computed_in_a_round(later) == a_look_may_find
         assert len(later.records.dataset) == COUNT + len(name)
         assert computed_in_a_round(later) == 0

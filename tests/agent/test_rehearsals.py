@@ -19,7 +19,8 @@ from agent.profile import load_profile
 from agent.records import Records
 from agent.settings import load_agent_settings
 from agent.training import Trainer
-from agent.worker import Order, Worker, WorkerError
+from agent.training_messages import Order, WorkerError
+from agent.worker import Worker
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.protocol.task import RoundTask

@@ -13,9 +13,9 @@ from devices import started_trainer
 from fleets import DIGITS, digits, make_plan, report_plan, write_agent
 from ledgers import charge_and_spool, charge_for, open_state
 
-from agent.admission import Declined
 from agent.audit import audit
 from agent.charges import Budget, BudgetChange, ReportCharge, SumCharge
+from agent.declined import Declined
 from agent.effort import Effort, Workload
 from agent.limit_settings import LimitSettings
 from agent.limits import BeyondLimitError, require_within

@@ -30,10 +30,10 @@ from ledgers import (
 )
 
 from agent.accounts import JobAccounts
-from agent.admission import Declined
 from agent.audit import audit, verify
 from agent.charges import Budget
 from agent.custody import back_up, put_back, raise_budget
+from agent.declined import Declined
 from agent.heads import read_head, read_second_head
 from agent.state import AgentState
 from dpagent.errors import ExitCode, LedgerError

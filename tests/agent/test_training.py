@@ -20,11 +20,12 @@ from frozen_networks import choosy
 from neighbours import decode_here
 from numpy.typing import NDArray
 
-from agent.admission import Declined
+from agent.declined import Declined
 from agent.effort import Effort
 from agent.profile import load_profile
 from agent.settings import load_agent_settings
 from agent.training import Trainer, Update
+from agent.worker import training_settings
 from dpagent import storage
 from dpagent.errors import ConfigurationError, StorageError
 from dpagent.learning.data.dataset import DIGEST_BYTES, ArrayDataset, Dataset
@@ -91,11 +92,11 @@ def test_processes_are_kept_with_the_choice_and_made_anew_where_one_has_ended(
     settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy"))
     started_trainer(settings)
     profile = load_profile("generic-x86-64").model_copy(update={"processes": 3})
-    board = Trainer(settings, profile)
+    board = Trainer(training_settings(settings, profile))
     work = board.prepare(TASK, {}, WEIGHTS)
     assert isinstance(work.engine, ParallelEngine)
     assert (work.engine.processes, choice(tmp_path)["processes"]) == (3, 3)
-    again = Trainer(settings, profile)
+    again = Trainer(training_settings(settings, profile))
     monkeypatch.setattr("agent.board_engine.choose_engine", None)
     assert again.prepare(TASK, {}, WEIGHTS).engine is not None, "by the choice that is kept"
     tried = []
@@ -123,9 +124,10 @@ def test_an_engine_that_was_told_is_taken_or_the_round_declined(tmp_path: Path) 
     settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="onnx"))
     started_trainer(settings)
     unlimited = load_profile("generic-x86-64").model_copy(update={"engine_memory_mib": None})
-    run(Trainer(settings, unlimited), TASK, GRAPH, WEIGHTS)
+    run(Trainer(training_settings(settings, unlimited)), TASK, GRAPH, WEIGHTS)
     assert not (tmp_path / "state" / "engine.json").exists(), "there is nothing to try"
-    run(Trainer(settings, unlimited.model_copy(update={"engine_memory_mib": 256})), TASK, GRAPH, WEIGHTS)
+    limited = unlimited.model_copy(update={"engine_memory_mib": 256})
+    run(Trainer(training_settings(settings, limited)), TASK, GRAPH, WEIGHTS)
     assert choice(tmp_path)["engine"] == "onnx", "whether it fits into the profile's limit is tried"
     with pytest.raises(UnsuitableEngineError, match="the coordinator sent no training graph"):
         run(trainer(tmp_path, engine="onnx"), TASK, {}, WEIGHTS)
@@ -139,9 +141,10 @@ def test_a_round_is_declined_if_no_engine_fits_into_the_memory_that_the_profile_
     small, enough = (
         load_profile("generic-x86-64").model_copy(update={"engine_memory_mib": mib}) for mib in (1, 256)
     )
-    run(Trainer(settings, enough), TASK, GRAPH, WEIGHTS)
+    run(Trainer(training_settings(settings, enough)), TASK, GRAPH, WEIGHTS)
     with pytest.raises(UnsuitableEngineError, match=r"takes \d+ MiB; engine_memory_mib of the profile is 1"):
-        Trainer(settings, small).prepare(TASK, GRAPH, WEIGHTS)  # The choice that is kept was another limit's.
+        # The choice that is kept was another limit's.
+        Trainer(training_settings(settings, small)).prepare(TASK, GRAPH, WEIGHTS)
 
 
 def test_a_plan_that_allows_too_little_for_float_sums_is_declined(tmp_path: Path) -> None:
@@ -206,7 +209,7 @@ def test_made_up_records_are_stored_as_the_declared_ones_are(
         write_agent(tmp_path, None, KEY, engine="numpy", data={"features_mib": 1} | data)
     )
     reserve(settings.state_dir, 1 << 20, 60)
-    board = Trainer(settings, load_profile("generic-x86-64"))
+    board = Trainer(training_settings(settings, load_profile("generic-x86-64")))
     task = features_task() if front_end else TASK
     effort = board.prepare(task, {}, np.zeros(task.spec.parameter_count, np.float32)).effort
     assert effort is not None

@@ -17,10 +17,11 @@ from dp_accounting.pld import PLDAccountant
 from fleets import make_plan, records, update_plan
 from ledgers import LIMITS, files_of
 
-from agent.admission import Declined, admit
+from agent.admission import admit
 from agent.audit import audit, verify
 from agent.charges import Budget, BudgetChange, Charge, charge_of
 from agent.custody import back_up, begin_ledger, go_on_after_restore, put_back
+from agent.declined import Declined
 from agent.heads import read_second_head
 from agent.limit_settings import LimitSettings
 from agent.limits import BeyondLimitError

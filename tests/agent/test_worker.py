@@ -22,7 +22,8 @@ from neighbours import decode_here
 from agent.profile import load_profile
 from agent.sensors import processor_s_of
 from agent.settings import load_agent_settings
-from agent.worker import Order, UsedProcessError, Worker, WorkerError, spent_on
+from agent.training_messages import Order, UsedProcessError, WorkerError
+from agent.worker import Worker, spent_on
 from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask

@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from dpagent.configuration import Settings
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import ClassTable, classes_of_texts, warnings_about
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Origin
@@ -26,6 +25,7 @@ from dpagent.learning.data.format import Format, Inferred, Source
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.stored import reading
+from dpagent.settings import Settings
 
 
 class JsonlSettings(Settings):

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, Generic, Literal, TypeVar
 
-from dpagent.configuration import Settings
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import Classes, ClassTable
 from dpagent.learning.data.dataset import MAX_RECORDS, Dataset
@@ -22,6 +21,7 @@ from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.record_form import RecordForm
 from dpagent.learning.data.stored import IN_MEMORY_BYTES, RawFile, open_raw
+from dpagent.settings import Settings
 from dpagent.wording import counted, named
 
 Half = Literal["train", "test"]

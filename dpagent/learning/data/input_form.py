@@ -13,12 +13,13 @@ from typing import Any, Final, Self
 
 from pydantic import ValidationError
 
-from dpagent.configuration import Settings, complaint, with_fields
+from dpagent.configuration import complaint
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.opening import section_of
 from dpagent.learning.data.record_form import Difference, RecordForm
 from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.settings import Settings, with_fields
 from dpagent.wording import named
 
 METADATA_KEY: Final = "dpagent.inputs"

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from dpagent.configuration import Settings
 from dpagent.errors import ConfigurationError, DataError, DpagentError
 from dpagent.learning.data.dataset import MAX_RECORDS, Dataset
 from dpagent.learning.data.derived import Reshaped
@@ -18,6 +17,7 @@ from dpagent.learning.data.location import Location
 from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import AUTO, DatasetSettings
 from dpagent.learning.data.stored import require_readable
+from dpagent.settings import Settings
 from dpagent.wording import named
 
 _PACKED: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".7z", ".rar")

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Collection
 from typing import Any, ClassVar, NamedTuple, Self
 
-from dpagent.configuration import Settings
+from dpagent.settings import Settings
 
 
 class Difference(NamedTuple):

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from dpagent.configuration import FilePath, Settings, with_fields
 from dpagent.learning.data.dataset import MAX_CLASSES, MAX_RECORDS
 from dpagent.learning.data.format import DType, Half
 from dpagent.learning.data.names import PlainName
 from dpagent.learning.data.registry import FORMATS
+from dpagent.settings import FilePath, Settings, with_fields
 
 AUTO: Final = "auto"
 

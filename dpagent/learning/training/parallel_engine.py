@@ -16,8 +16,8 @@ that an engine which is as slow as a trial allows keeps it. The other processes 
 however it ends.
 
 **Memory.** What a process and its fork share, the system copies when either writes to it. What this process
-has freed and keeps for itself (:mod:`agent.worker`) would so be taken anew as it is used again, and how much
-of it is used may be a matter of records: so a fork lets go of it at once.
+has freed and keeps for itself (:mod:`agent.child_programs`) would so be taken anew as it is used again, and
+how much of it is used may be a matter of records: so a fork lets go of it at once.
 """
 
 from __future__ import annotations

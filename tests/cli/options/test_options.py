@@ -19,9 +19,9 @@ from cli.options import forms
 from cli.options.forms import SWITCH, SWITCH_OFF, choice
 from cli.options.rows import BROKER, DATA, RUN
 from cli.options.table import Given, Option, OptionTable, with_options
-from dpagent.configuration import Settings
 from dpagent.errors import DataError, ParameterError, UsageError
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.settings import Settings
 from dpagent.wording import named
 from simulation.layout import Layout
 from simulation.notes import RunNotes

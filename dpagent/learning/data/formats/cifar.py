@@ -17,7 +17,6 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.configuration import Settings
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import within
 from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, Origin
@@ -33,6 +32,7 @@ from dpagent.learning.data.stored import (
     digest_of,
     open_raw,
 )
+from dpagent.settings import Settings
 from dpagent.wording import counted
 
 _PIXELS: Final = 32 * 32 * 3

@@ -1,0 +1,45 @@
+"""The base of every section of a configuration: a pydantic model, which a program may have without the file.
+
+:mod:`dpagent.configuration` reads files into them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
+
+
+class WithheldError(ValueError):
+    """What is wrong with a value that may hold a secret, so that it is not shown."""
+
+
+class Settings(BaseModel):
+    """Base of every configuration section: unknown keys and loose types are errors."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=False
+    )
+
+
+def _usable(path: Path) -> Path:
+    if not str(path).strip() or str(path) == ".":
+        raise ValueError("a path is expected")
+    if "\0" in str(path):
+        raise ValueError("a path without the character NUL is expected")
+    return path
+
+
+FilePath = Annotated[Path, Field(strict=False), AfterValidator(_usable)]
+"""A path, written as text."""
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def with_fields(schema: type[SettingsT], **fields: Any) -> type[SettingsT]:
+    """``schema``, under its own name, with more fields: a type and a default each."""
+    made: type[SettingsT] = create_model(
+        schema.__name__, __base__=schema, __module__=schema.__module__, __doc__=schema.__doc__, **fields
+    )
+    return made
