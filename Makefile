@@ -2,6 +2,7 @@
 PYTHON ?= python3
 ARCH ?= $(shell dpkg --print-architecture)
 SUITE ?= bookworm
+BOARD ?= arm64
 MACHINE ?= aarch64
 BOARD_PYTHON ?= 3.11
 VENV ?= .venv
@@ -14,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo check test tests test-slow test-brokers test-kills soak arm-root test-arm deb bundle containers test-containers lint coverage mutation bench format clean help
+.PHONY: demo check test tests test-slow test-brokers test-kills soak arm-root test-arm deb test-deb bundle containers test-containers lint coverage mutation bench format clean help
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
@@ -44,14 +45,17 @@ test-kills: $(VENV)/dev ## A thousand kills of programs and brokers: make test-k
 soak: $(VENV)/dev ## A day of a fleet on fast clocks: does what it takes stay flat? make soak ARGS="--hours 24 --factor 60"
 	PYTHONPATH=tests:. $(BIN)/python -m soak.long $(ARGS)
 
-arm-root: ## Make an emulated 64-bit ARM board in build/arm64 (as root; five minutes, 900 MB)
-	packaging/arm/make-root build/arm64
+arm-root: ## Make an emulated ARM board in build (as root; five minutes, 900 MB): make arm-root BOARD=armhf
+	packaging/arm/make-root build/$(BOARD) $(BOARD)
 
-test-arm: $(VENV)/dev arm-root ## Jobs and tests on emulated Cortex-A53, A72 and A76 (as root; half an hour and more)
-	$(BIN)/python -m pytest -m "slow or not slow" tests/arm $(ARGS)
+test-arm: $(VENV)/dev arm-root ## Jobs and tests on emulated Cortex-A53, A72 and A76, or A7 and A15 (BOARD=armhf); as root, half an hour and more
+	ARM_BOARD=$(BOARD) $(BIN)/python -m pytest -m "slow or not slow" tests/arm $(ARGS)
 
-deb: ## The Debian package, into dist (as root): make deb ARCH=arm64 SUITE=bookworm
+deb: ## The Debian package, into dist (as root): make deb ARCH=arm64 SUITE=bookworm, ARCH=armhf SUITE=trixie
 	packaging/deb/build $(ARCH) $(SUITE)
+
+test-deb: $(VENV)/dev deb ## The Debian package in a clean root, and every command of docs/boards.md (as root): make test-deb ARCH=arm64
+	PACKAGE_ARCHITECTURE=$(ARCH) $(BIN)/python -m pytest -m "slow or not slow" tests/packaging $(ARGS)
 
 bundle: $(VENV)/bin/python ## Wheels for a board without internet, into dist: make bundle MACHINE=aarch64 BOARD_PYTHON=3.11
 	BUNDLE_PYTHON=$(BIN)/python packaging/bundle $(MACHINE) $(BOARD_PYTHON)

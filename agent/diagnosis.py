@@ -47,6 +47,7 @@ from dpagent.diagnosis import (
     warning,
 )
 from dpagent.errors import DpagentError, ExitCode, PlanError, StorageError
+from dpagent.extras import ONNX_RUNTIME, runtime_remedy
 from dpagent.learning.data.opening import list_declared
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.training.engine_choice import Bench, UnsuitableEngineError
@@ -191,13 +192,16 @@ def _engine(settings: AgentSettings, loaded: LoadedProfile) -> Iterator[Finding]
         yield problem_of("engine", error)
     else:
         yield fine("engine", "numpy: a record's numbers do not depend on its neighbours")
-    if settings.engine == "numpy":
-        return
-    if find_spec("onnxruntime") is None:
+    if find_spec(ONNX_RUNTIME) is None:
         if settings.engine == "onnx":
-            yield problem("engine", "onnxruntime is not installed", "Install it, or set engine: numpy.")
+            yield problem("engine", "onnxruntime is not installed", f"Set engine: numpy. {runtime_remedy()}")
         else:
-            yield fine("engine", "onnxruntime is not installed, so numpy trains")
+            yield fine(
+                "engine", "onnxruntime is not installed, so numpy trains; models with a frozen network, "
+                "`dpagent predict`, `serve` and `personalise` do not run here",
+            )  # fmt: skip
+        return
+    if settings.engine == "numpy":
         return
     # In a process of its own: a build for another processor ends it (SIGILL).
     try:

@@ -54,6 +54,8 @@ class BoardFacts(Settings):
     """Its supply, in words."""
     compatible: Texts = ()
     """Names of the board in the root of its device tree (`/proc/device-tree/compatible`)."""
+    cannot: Text | None = None
+    """What does not run on it, in words."""
     sources: Texts = ()
     """Where these facts are from."""
 

@@ -40,6 +40,9 @@ def personalise(
     records that were held out. `dpagent predict` takes it by its path, `dpagent serve` with
     `serve.model: personal`.
     """
+    from dpagent.extras import require_onnx_runtime
+
+    require_onnx_runtime("`dpagent personalise`")
     from agent.personal_model import personalise_board
     from dpagent.learning.inference.personal import Recipe
 

@@ -19,6 +19,9 @@ def serve(
     broker on the board. A model that a finished job brings is taken when it comes. No network is needed.
     The section `serve` of agent.yaml says where, and who may ask.
     """
+    from dpagent.extras import require_onnx_runtime
+
+    require_onnx_runtime("`dpagent serve`")
     start_logging(log_level, log_format, "answers")
     stop = StopSignals()
     from agent.serving.server import serve as run

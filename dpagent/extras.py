@@ -1,4 +1,4 @@
-"""Optional dependencies: the extra that contains a missing package, and the command to install it.
+"""Dependencies that may be missing: the extra that contains a package, and the command to install it.
 
 No package index has this project yet, so "pip install dpagent[...]" would fail. pip's record of
 the installation gives the program's source (PEP 610, ``direct_url.json``).
@@ -22,6 +22,8 @@ Extra = Literal[
     "coordinator", "page", "report", "metrics", "images", "websockets", "postgresql", "demo", "simulation"
 ]
 
+ONNX_RUNTIME: Final = "onnxruntime"
+"""Installed with the agent where there is one: on 64-bit processors of Arm and x86."""
 _OWN: Final = frozenset({"dpagent", "agent", "coordinator", "simulation", "cli", "firmware_profiles"})
 
 
@@ -56,6 +58,28 @@ def require_package(name: str) -> None:
     """
     if importlib.util.find_spec(name) is None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def require_onnx_runtime(purpose: str) -> None:
+    """See that ONNX Runtime is there, without loading it.
+
+    Args:
+        purpose: the part that needs it, as the subject of a sentence ("`dpagent predict`").
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    if importlib.util.find_spec(ONNX_RUNTIME) is None:
+        raise ConfigurationError(
+            f"{purpose} needs the Python package {ONNX_RUNTIME!r}, which is not installed. {runtime_remedy()}"
+        )
+
+
+def runtime_remedy() -> str:
+    """What to do where ONNX Runtime is missing, as a sentence."""
+    if sys.maxsize < 2**32:
+        return "It has no build for systems of 32 bits: take one of 64 bits."
+    return f"Install it: {shlex.quote(sys.executable)} -m pip install {ONNX_RUNTIME}"
 
 
 def install_command(extra: Extra) -> str:

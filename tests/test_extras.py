@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleets import write_fleet
+from commands import dpagent_process
+from fleets import write_agent, write_fleet
 
 from dpagent import extras
 from dpagent.errors import ConfigurationError, ExitCode
+from dpagent.protocol.signing import Signer
+
+WITHOUT_RUNTIME = "import sys; sys.modules['onnxruntime'] = None"
 
 
 def test_a_coordinator_without_its_extra_says_how_to_install_it(tmp_path: Path) -> None:
@@ -25,6 +29,39 @@ def test_a_coordinator_without_its_extra_says_how_to_install_it(tmp_path: Path) 
     assert ended.returncode == ExitCode.CONFIGURATION
     assert "'onnx'" in ended.stderr
     assert extras.install_command("coordinator") in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["predict", "personalise", "serve"])
+def test_what_needs_onnx_runtime_says_so_where_there_is_none(tmp_path: Path, command: str) -> None:
+    board = write_agent(tmp_path, None, Signer(bytes(range(32)), "testers").public_key)
+    asked = {"predict": ("--latest", board.with_name("data.npz"))}.get(command, ())
+    ended = dpagent_process(command, *asked, "--config", board, before=WITHOUT_RUNTIME)
+    assert ended.returncode == ExitCode.CONFIGURATION
+    assert f"`dpagent {command}` needs the Python package 'onnxruntime'" in ended.stderr
+    assert f"{sys.executable} -m pip install onnxruntime" in ended.stderr
+
+
+def test_on_32_bits_nobody_is_sent_to_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras.sys, "maxsize", 2**31 - 1)
+    assert "64 bits" in extras.runtime_remedy()
+    assert "pip" not in extras.runtime_remedy()
+
+
+@pytest.mark.parametrize(
+    ("engine", "code", "words"),
+    [
+        ("numpy", ExitCode.OK, "numpy trains; models with a frozen network, `dpagent predict`"),
+        ("auto", ExitCode.OK, "numpy trains; models with a frozen network, `dpagent predict`"),
+        ("onnx", ExitCode.CONFIGURATION, "Set engine: numpy. Install it:"),
+    ],
+)
+def test_a_board_without_onnx_runtime_hears_from_the_doctor_what_does_not_run(
+    tmp_path: Path, engine: str, code: ExitCode, words: str
+) -> None:
+    board = write_agent(tmp_path, None, Signer(bytes(range(32)), "testers").public_key, engine=engine)
+    ended = dpagent_process("doctor", "--no-broker", "--config", board, before=WITHOUT_RUNTIME)
+    assert ended.returncode == code, ended.stdout
+    assert words in ended.stdout
 
 
 def test_a_missing_module_of_our_own_is_a_fault_and_no_missing_extra() -> None:

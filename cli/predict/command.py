@@ -52,6 +52,9 @@ def predict(
     follow. Predictions go to standard output, everything else to standard error. Exits with 4 if an
     input cannot be read; the others are answered all the same.
     """
+    from dpagent.extras import require_onnx_runtime
+
+    require_onnx_runtime("`dpagent predict`")
     from cli.predict.json_output import JsonOutput
     from cli.predict.page import TextOutput, about, accuracy_page, closing
     from dpagent.learning.data.settings import DatasetSettings

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from typing import TypeVar
 
 import cbor2
 from pydantic import ValidationError
 
+from dpagent.protocol.cbor_form import CborFormError, require_form
 from dpagent.protocol.messages import MAX_MESSAGE_BYTES, VERSION, Layout, Sealed, Signed
 from dpagent.protocol.terms import Message
 
@@ -78,28 +78,11 @@ def read_cbor(data: bytes) -> object:
     """The one CBOR item in ``data``, read as strictly as all that comes from outside.
 
     Raises:
-        MessageError: Not CBOR, tags, indefinite lengths, a key twice, more than 8 levels, trailing bytes.
+        MessageError: Not CBOR, or not of the form that
+            :func:`~dpagent.protocol.cbor_form.require_form` requires.
     """
-    stream = io.BytesIO(data)
     try:
-        # Tags would build other types than the schema has: refuse them all, unread.
-        value = cbor2.load(
-            stream, tag_hook=_refuse_tag, max_depth=8, allow_indefinite=False, allow_duplicate_keys=False,
-            strict_hashable_types=True, semantic_decoders=_NO_TAGS,
-        )  # fmt: skip
-    except (cbor2.CBORError, MessageError, ValueError, OverflowError, RecursionError) as error:
+        require_form(data)
+        return cbor2.loads(data)
+    except (CborFormError, cbor2.CBORError) as error:
         raise MessageError("malformed", f"not the CBOR expected: {error}") from error
-    if stream.tell() != len(data):
-        raise MessageError("malformed", f"{len(data) - stream.tell()} bytes follow the item")
-    return value
-
-
-def _refuse_tag(*_: object) -> object:
-    raise MessageError("malformed", "CBOR tags are not part of the protocol")
-
-
-# cbor2 has decoders of its own for these semantic tags; each is replaced by a refusal.
-_NO_TAGS = dict.fromkeys(
-    [0, 1, 2, 3, 4, 5, 25, 28, 29, 30, 35, 36, 37, 43000, 52, 54, 100, 256, 258, 260, 261, 1004, 55799],
-    _refuse_tag,
-)

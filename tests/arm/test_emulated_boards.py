@@ -1,40 +1,47 @@
-"""The agent on emulated 64-bit ARM boards: jobs of every method with coordinator and broker on this machine,
-and the tests of engines, samplers and ledger on each processor.
+"""The agent on emulated ARM boards: jobs of every method with coordinator and broker on this machine, and the
+tests of engines, samplers, ledger and codec on each processor.
 
-They need the root that `make arm-root` makes, and are skipped without it. Nothing about time, power or memory
+They need the roots that `make arm-root` makes, and are skipped without. Nothing about time, power or memory
 follows from an emulator.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from brokers import Broker
 from children import Child
+from emulated_boards import ARMHF, DPAGENT, EmulatedBoard, boards
 from fleets import run_coordinator, write_agent, write_fleet
 
 from agent.audit import verify
 from agent.heads import second_head_beside
 from coordinator.keys import load_signer
 
-HERE = Path(__file__).parents[2]
-ROOT = Path(os.environ.get("ARM_ROOT", HERE / "build" / "arm64"))
-ENTER = HERE / "packaging" / "arm" / "enter"
-CPUS = ("cortex-a53", "cortex-a72", "cortex-a76")
-TESTS = ("tests/learning/training", "tests/privacy/noise", "tests/agent/test_ledger.py")
 MEMORY = "not memory and not mib and not bytes and not small"
 """Tests that measure memory find QEMU's too."""
 JOB_S = 900.0
+TESTS_S = 3_500.0
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(3_600),
-    pytest.mark.skipif(not (ROOT / "opt/dpagent/bin/dpagent").exists(), reason="no root: make arm-root"),
+BOARDS = [
+    pytest.param(
+        board, id=board.architecture,
+        marks=pytest.mark.skipif(not board.is_made, reason=f"make arm-root BOARD={board.architecture}"),
+    )
+    for board in boards()
+]  # fmt: skip
+PROCESSORS = [
+    pytest.param(board, processor, id=f"{board.architecture}-{processor}", marks=each.marks)
+    for each in BOARDS
+    for board in each.values
+    if isinstance(board, EmulatedBoard)
+    for processor in board.processors
 ]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3_600)]
 
 METHODS: dict[str, dict[str, Any]] = {
     "dp-sgd": {"privacy": {"method": "dp-sgd"}},
@@ -47,17 +54,12 @@ METHODS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def on_board(cpu: str, *command: str | Path) -> list[str]:
-    """A command on the emulated board."""
-    return ["env", f"QEMU_CPU={cpu}", str(ENTER), str(ROOT), *map(str, command)]
-
-
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("cpu", CPUS)
+@pytest.mark.parametrize(("emulated", "processor"), PROCESSORS)
 def test_a_job_of_each_method_ends_well_on_each_processor(
-    tmp_path: Path, mosquitto: Broker, cpu: str, method: str
+    tmp_path: Path, mosquitto: Broker, emulated: EmulatedBoard, processor: str, method: str
 ) -> None:
-    fleet = f"arm-{method}-{cpu[-3:]}"
+    fleet = f"{emulated.architecture}-{method}-{processor[-3:]}"
     changes = METHODS[method]
     file = write_fleet(
         tmp_path / "coordinator", mosquitto, fleet=fleet, devices=1, rounds=2,
@@ -72,33 +74,63 @@ def test_a_job_of_each_method_ends_well_on_each_processor(
         tmp_path / "board", mosquitto, key, fleet=fleet, profile="auto",
         **{"budget": {"epsilon": 40.0}, **trusting},
     )  # fmt: skip
-    command = on_board(cpu, "/opt/dpagent/bin/dpagent", "run", "--config", board)
+    command = emulated.command(processor, DPAGENT, "run", "--config", board)
     with run_coordinator(file) as coordinator, Child(command, board.with_suffix(".log")) as agent:
         assert coordinator.wait(JOB_S) == 0, coordinator.said()[-2_000:] + agent.said()[-2_000:]
         said = agent.said()
         agent.stop()
-    assert "board profile generic-arm64" in said
+    assert f"board profile {emulated.profile}" in said
     state = board.with_name("state")
     assert verify(state, second_head_beside(state)).charges == 2
     status = (tmp_path / "coordinator" / "state" / "jobs" / "first" / "model.onnx").stat()
     assert status.st_size > 0
 
 
-@pytest.mark.parametrize("cpu", CPUS)
-def test_engines_samplers_and_ledger_keep_their_promises_on_each_processor(cpu: str) -> None:
-    command = on_board(
-        cpu, "/bin/sh", "-c",
+@pytest.mark.parametrize(("emulated", "processor"), PROCESSORS)
+def test_engines_samplers_ledger_and_codec_keep_their_promises_on_each_processor(
+    emulated: EmulatedBoard, processor: str
+) -> None:
+    ended = emulated.run(
+        "/bin/sh", "-c",
         "cd /opt/source && exec /opt/dpagent/bin/python -m pytest -q -p no:cacheprovider --timeout 1800 "
-        f"-k '{MEMORY}' {' '.join(TESTS)}",
+        f"-k '{MEMORY}' {' '.join(emulated.tests)}",
+        processor=processor, patience_s=TESTS_S,
     )  # fmt: skip
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=3_500, check=False)
     assert ended.returncode == 0, ended.stdout[-4_000:] + ended.stderr[-1_000:]
 
 
-def test_the_board_is_seen_as_what_it_is() -> None:
-    found = subprocess.run(
-        on_board("cortex-a72", "/opt/dpagent/bin/dpagent", "profiles", "detect"),
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    assert "architecture  aarch64" in found.stdout
-    assert "generic-arm64" in found.stdout
+@pytest.mark.parametrize("emulated", BOARDS)
+def test_a_board_is_seen_as_what_it_is(emulated: EmulatedBoard) -> None:
+    found = emulated.run(DPAGENT, "profiles", "detect")
+    assert found.returncode == 0, found.stderr
+    assert f"architecture  {emulated.machine}" in found.stdout
+    assert emulated.profile in found.stdout
+
+
+needs_armhf = pytest.mark.skipif(
+    ARMHF not in boards() or not ARMHF.is_made, reason="make arm-root BOARD=armhf"
+)
+
+
+@needs_armhf
+def test_what_a_board_of_32_bits_cannot_is_said(tmp_path: Path) -> None:
+    shown = ARMHF.run(DPAGENT, "profiles", "show")
+    assert "board.cannot" in shown.stdout
+    assert "predict" in shown.stdout
+    (tmp_path / "model.onnx").touch()
+    asked = ARMHF.run(DPAGENT, "predict", tmp_path / "model.onnx", tmp_path)
+    assert asked.returncode == 3
+    assert "onnxruntime" in asked.stderr
+    assert "32 bits" in asked.stderr
+    key = "A" * 43 + "="
+    examined = write_agent(tmp_path / "board", None, key, engine="onnx")
+    found = ARMHF.run(DPAGENT, "doctor", "--no-broker", "--config", examined)
+    assert "32 bits" in found.stdout, found.stderr
+
+
+@needs_armhf
+def test_debians_32_bits_do_not_run_on_armv6() -> None:
+    """As docs/boards.md says of the first Raspberry Pi and the Zero."""
+    ended = ARMHF.run("/usr/bin/python3", "-c", "print(1)", processor="arm1176")
+    assert ended.stdout == ""
+    assert ended.returncode in (-signal.SIGILL, 128 + signal.SIGILL)

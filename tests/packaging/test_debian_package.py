@@ -7,11 +7,8 @@ a stand-in for ``systemctl`` starts what the unit of the package says, and stops
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from brokers import Broker, wait_until
+from clean_roots import Root, make_root, package
 from fleets import agent_values, digits, run_coordinator, write_fleet
 
 from agent.audit import verify
@@ -27,50 +25,8 @@ from coordinator.keys import load_signer
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.protocol.signing import Signer
 
-HERE = Path(__file__).parents[2]
-TOOLS = ("mmdebstrap", "dpkg-deb", "unshare", "chroot")
 NEWER = "9.0.0"
 ROUNDS = 6
-
-PACKAGES = "python3,ca-certificates,systemd-standalone-sysusers,systemd-standalone-tmpfiles"
-ENTER = """
-mount --bind /proc "$1/proc"
-mount --bind /dev "$1/dev"
-root=$1
-shift
-exec chroot "$root" "$@"
-"""
-SYSTEMCTL = r"""#!/bin/sh
-# A stand-in: starts and stops by the units of this root, and writes down what it was asked.
-echo "$*" >>/run/asked
-for word; do unit=$word; done
-pid=$(cat "/run/$unit.pid" 2>/dev/null)
-case "$*" in
-*is-active*) [ -n "$pid" ] && kill -0 "$pid" 2>/dev/null ;;
-stop*|*disable*)
-    [ -n "$pid" ] || exit 0
-    kill "$pid"
-    while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
-    rm "/run/$unit.pid" ;;
-start*)
-    command=$(sed -n 's/^ExecStart=//p' "/usr/lib/systemd/system/$unit")
-    mkdir -p /var/lib/dpagent && cd /var/lib/dpagent
-    setsid $command </dev/null >>/run/agent.log 2>&1 &
-    echo $! >"/run/$unit.pid" ;;
-esac
-"""
-
-
-def package() -> Path | None:
-    """The newest package of this machine's architecture."""
-    if os.geteuid() != 0 or any(shutil.which(tool) is None for tool in TOOLS):
-        return None
-    arch = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout
-    found = sorted(
-        (HERE / "dist").glob(f"dpagent_*+deb12_{arch.strip()}.deb"), key=lambda file: file.stat().st_mtime
-    )
-    return found[-1] if found else None
-
 
 PACKAGE = package()
 
@@ -81,49 +37,11 @@ pytestmark = [
 ]
 
 
-class Root:
-    """A Debian 12 without anything of dpagent, or of pip."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def run(self, *command: str, check: bool = True) -> str:
-        ended = subprocess.run(
-            ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-euc", ENTER, "sh", self.path,
-             "/usr/bin/env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", *command],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-        assert not check or ended.returncode == 0, f"{command}: {ended.stdout[-2000:]}{ended.stderr[-2000:]}"
-        return ended.stdout + ended.stderr
-
-    def install(self, file: Path) -> str:
-        shutil.copy(file, self.path / "root" / file.name)
-        return self.run("dpkg", "--install", f"/root/{file.name}")
-
-    def runs_systemd(self) -> None:
-        """From here on the scripts of the package find a systemd."""
-        (self.path / "run/systemd/system").mkdir(parents=True)
-        stand_in = self.path / "usr/bin/systemctl"
-        stand_in.write_text(SYSTEMCTL)
-        stand_in.chmod(0o755)
-
-    @property
-    def pid(self) -> int | None:
-        file = self.path / "run/dpagent-agent.service.pid"
-        return int(file.read_text()) if file.exists() else None
-
-    @property
-    def log(self) -> str:
-        return (self.path / "run/agent.log").read_text()
-
-
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    assert PACKAGE is not None
     root = tmp_path_factory.mktemp("clean") / "root"
-    subprocess.run(
-        ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", "bookworm", root],
-        check=True, capture_output=True, timeout=600,
-    )  # fmt: skip
+    make_root(PACKAGE, root)
     return root
 
 
@@ -150,9 +68,7 @@ def root(tmp_path: Path, clean: Path) -> Iterator[Root]:
     subprocess.run(["cp", "-a", clean, copy], check=True)
     made = Root(copy)
     yield made
-    if made.pid is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(made.pid, signal.SIGKILL)
+    made.give_up()
 
 
 def configure(root: Root, broker: Broker, key: str, fleet: str) -> None:
@@ -197,9 +113,7 @@ def test_a_job_goes_on_through_an_upgrade_in_the_middle_of_it(
     with run_coordinator(file) as coordinator:
         root.run("systemctl", "start", "dpagent-agent.service")
         first = root.pid
-        wait_until(
-            lambda: root.path.joinpath("run/agent.log").exists() and charges(root) >= 2, "rounds", 60.0
-        )
+        wait_until(lambda: root.log and charges(root) >= 2, "rounds", 600.0)
         root.install(newer)
         assert coordinator.is_running()
         assert charges(root) < ROUNDS

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError
+from dpagent.extras import runtime_remedy
 from dpagent.learning.front_end.scattering import ScatteringTransform
 from dpagent.learning.models.part import Shape
 from dpagent.learning.models.stages import FrozenNetwork, Projection, Scattering
@@ -72,7 +73,7 @@ def frozen_network(where: str, stage: FrozenNetwork, shape: Shape, model: bytes)
     except ImportError as error:
         raise ConfigurationError(
             f"{where}: networks are run with the package onnxruntime, which cannot be used here: {error}. "
-            "Install it, or take a front end that needs none (scattering, random, projection)."
+            f"Take a front end that needs none (scattering, random, projection). {runtime_remedy()}"
         ) from error
     network = OnnxFeatures(where, model, shape, stage.output_shape)
     return Transform(stage.output_shape, network)

@@ -1,0 +1,233 @@
+"""The commands of docs/boards.md, as they stand there, in a clean root: from the package to an agent that
+trains in a job, and then each thing that is broken is named by ``dpagent doctor`` as the page has it.
+
+Needs root, mmdebstrap, Mosquitto and a package (`make test-deb`), and is skipped without. The broker is this
+machine's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from brokers import find_mosquitto, reserved_port, wait_until
+from children import Child
+from clean_roots import HERE, Root, make_root, package
+from commands import dpagent_process
+from fleets import digits, run_coordinator
+
+from agent.audit import verify
+from agent.heads import second_head_beside
+from dpagent.learning.data.formats.npz import save_npz
+
+PAGE: Final = HERE / "docs" / "boards.md"
+PACKAGE: Final = package()
+ROUNDS: Final = 3
+JOB_S: Final = 1_500.0
+DISK_MIB: Final = 160
+FLEET: Final = """
+fleet: meadow
+devices: 1
+records_per_device: 200
+rounds: {rounds}
+privacy: {{epsilon: 2, delta: 1e-6, sampling_rate: 0.2}}
+model: {{name: digits}}
+round: {{deadline_s: 900, compute_slot_s: 5, jitter_window_s: 2}}
+mqtt:
+  url: "mqtts://127.0.0.1:{port}"
+  ca_file: members/ca.crt
+  username: coordinator
+  password_file: broker/users/coordinator
+"""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3_600),
+    pytest.mark.skipif(PACKAGE is None, reason="needs root, mmdebstrap, and a package: make test-deb"),
+    pytest.mark.skipif(find_mosquitto() is None, reason="needs Mosquitto"),
+]
+
+
+def blocks() -> list[str]:
+    """The commands of the page, in its order."""
+    found = re.findall(r"^( *)```sh\n(.*?)^ *```$", PAGE.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return [re.sub(f"(?m)^{indent}", "", text) for indent, text in found]
+
+
+def named_faults() -> dict[str, str]:
+    """What the page says that doctor says, by what was broken."""
+    table = PAGE.read_text("utf-8").split("| broken | what `dpagent doctor` says |", 1)[1].split("\n\n", 1)[0]
+    return dict(re.findall(r"(?m)^\| ([^|-]+?) \| `([^|]+)` \|$", table))
+
+
+class Operator:
+    """Fleet and broker on this machine, by the commands of the README."""
+
+    def __init__(self, place: Path, port: int) -> None:
+        self.place, self.port = place, port
+        self.file = place / "fleet.yaml"
+        self.file.write_text(FLEET.format(rounds=ROUNDS, port=port))
+        self.say("coordinator", "ca", "init")
+        self.say("coordinator", "ca", "server", "127.0.0.1", "--out", "broker")
+        self.say("coordinator", "broker-config", "mosquitto", *self._broker)
+        self.key = self.say("coordinator", "key").strip()
+
+    @property
+    def _broker(self) -> tuple[str, ...]:
+        return ("--board", "attic", "--address", "127.0.0.1", "--port", str(self.port))
+
+    def say(self, *arguments: str) -> str:
+        result = dpagent_process(
+            *arguments, "--config", str(self.file), cwd=self.place, env=os.environ | {"PYTHONPATH": str(HERE)}
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    def another_authority(self) -> Path:
+        """The certificate of another fleet's."""
+        elsewhere = self.place / "elsewhere"
+        elsewhere.mkdir()
+        shutil.copy(self.file, elsewhere)
+        dpagent_process(
+            "coordinator", "ca", "init", cwd=elsewhere, env=os.environ | {"PYTHONPATH": str(HERE)}
+        )
+        return elsewhere / "members" / "ca.crt"
+
+    def broker(self) -> Child:
+        """It runs, and answers."""
+        words = ("coordinator", "broker-config", "mosquitto", *self._broker, "--config", self.file, "--run")
+        child = Child([sys.executable, "-P", "-m", "cli.main", *map(str, words)], self.place / "broker.log")
+        wait_until(self._answers, "the broker")
+        return child
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> Iterator[Operator]:
+    place = tmp_path / "operator"
+    place.mkdir()
+    with reserved_port() as reserved:
+        yield Operator(place, reserved.getsockname()[1])
+
+
+@pytest.fixture
+def board(tmp_path: Path, operator: Operator) -> Iterator[Root]:
+    """A clean root with the files that step 2 of the page copies there, and a small disk for the state."""
+    assert PACKAGE is not None
+    made = Root(tmp_path / "root")
+    make_root(PACKAGE, made.path)
+    made.runs_systemd()
+    files = made.path / "root"
+    shutil.copy(PACKAGE, files)
+    shutil.copy(operator.place / "members" / "ca.crt", files)
+    shutil.copy(operator.place / "broker" / "users" / "attic", files)
+    save_npz(files / "records.npz", digits(0, 200))
+    disk = made.path / "var/lib/dpagent"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "board", disk], check=True)
+    try:
+        yield made
+    finally:
+        made.give_up()
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+class Faults:
+    """What is broken on a board that works, one thing at a time."""
+
+    def __init__(self, board: Root, operator: Operator, running: Child) -> None:
+        self.board, self.operator, self.running = board, operator, running
+
+    def doctor(self, *before: str) -> str:
+        """What it says, with each finding's parts a blank apart."""
+        said = self.board.ended(*before, "dpagent", "doctor").stdout
+        return re.sub(r"(?m) {2,}", " ", said)
+
+    def said(self, broken: str) -> str:
+        """What doctor says while something is broken."""
+        etc, data = self.board.path / "etc/dpagent", self.board.path / "srv/dpagent/records.npz"
+        match broken:
+            case "nothing":
+                return self.doctor()
+            case "the broker is down":
+                self.running.stop()
+                try:
+                    return self.doctor()
+                finally:
+                    self.running = self.operator.broker()
+            case "the clock shows 1970":
+                return self.doctor("faketime", "1970-01-02 00:00:00")
+            case "the broker's certificate has expired":
+                return self.doctor("faketime", "2040-01-01 00:00:00")
+            case "`ca.crt` is another authority's":
+                with changed(etc / "ca.crt"):
+                    shutil.copy(self.operator.another_authority(), etc / "ca.crt")
+                    return self.doctor()
+            case "the password is another's":
+                with changed(etc / "attic"):
+                    (etc / "attic").write_text("guessed\n")
+                    return self.doctor()
+            case "the disk of the state is full":
+                filler = self.board.path / "var/lib/dpagent/filler"
+                with contextlib.suppress(OSError), filler.open("wb") as stream:
+                    while True:
+                        stream.write(bytes(1 << 16))
+                try:
+                    return self.doctor()
+                finally:
+                    filler.unlink()
+            case "the records are gone":
+                with changed(data):
+                    data.unlink()
+                    return self.doctor()
+        pytest.fail(f"the page has a fault that this test does not make: {broken}")
+
+
+@contextlib.contextmanager
+def changed(file: Path) -> Iterator[None]:
+    """A file that is as before afterwards."""
+    kept = file.with_name(f"{file.name}.kept")
+    shutil.copy2(file, kept)
+    try:
+        yield
+    finally:
+        kept.replace(file)
+
+
+def test_the_page_leads_from_the_package_to_an_agent_that_trains_and_names_what_is_broken(
+    operator: Operator, board: Root
+) -> None:
+    broker = operator.broker()
+    with run_coordinator(operator.file) as coordinator:
+        for block in blocks():
+            if "--latest" in block:
+                assert coordinator.wait(JOB_S) == 0, coordinator.said()[-2_000:] + board.log[-2_000:]
+                wait_until((board.path / "var/lib/dpagent/state/model.onnx").exists, "the model", JOB_S)
+            if "service remove" in block:
+                faults = Faults(board, operator, broker)
+                assert "PROBLEM" not in faults.said("nothing")
+                for broken, line in named_faults().items():
+                    said = faults.said(broken)
+                    assert line in said, f"{broken}: {said}"
+                broker = faults.running
+            script = block.replace("broker.example:8883", f"127.0.0.1:{operator.port}")
+            ended = board.ended("sh", "-euc", f"cd /root\n{script}", COORDINATOR_KEY=operator.key)
+            assert ended.returncode == 0, f"{block}: {ended.stdout[-2_000:]}{ended.stderr[-2_000:]}"
+    assert not board.log.count("Traceback")
+    state = board.path / "var/lib/dpagent/state"
+    assert verify(state, second_head_beside(state)).charges == ROUNDS
+    assert board.pid is None, "the service was removed"
+    broker.stop()
