@@ -170,7 +170,7 @@ def read_export(file: Path) -> dict[str, Any]:
     """
     with disk_errors(file):
         if (size := file.stat().st_size) > MOST_BYTES:
-            raise DataError(f"{file} has {size:,} bytes; expected at most {MOST_BYTES:,} of an export.")
+            raise DataError(f"{file}: {size:,} B; expected at most {MOST_BYTES:,} of an export.")
         data = file.read_bytes()
     try:
         values = json.loads(data)

@@ -53,7 +53,7 @@ class BudgetsDigest(Layout):
     def from_bytes(cls, data: bytes) -> Self:
         """See :class:`Layout`."""
         if len(data) != 32:
-            raise ValueError(f"{len(data)} bytes are no digest; expected 32")
+            raise ValueError(f"{len(data)} B are no digest; expected 32")
         return cls(data)
 
 

@@ -1,7 +1,7 @@
 """The form of a CBOR item (RFC 8949), looked at before a library builds anything of it.
 
-What a stranger may write is bounded here, whatever the version of cbor2 that reads it: Debian's, which boards
-of 32 bits have, knows no bound on depth, and takes tags, indefinite lengths and a key twice.
+What a stranger may write is bounded by it where cbor2 does not do that: before 6.2, as on boards of 32 bits
+with Debian's packages, it knows no bound on depth, and takes tags, indefinite lengths and a key twice.
 """
 
 from __future__ import annotations
