@@ -32,10 +32,9 @@ from dpagent.configuration import complaint
 from dpagent.errors import ParameterError, PlanError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.privacy.accounting.composition import composed
-from dpagent.privacy.calibration import calibrate
 from dpagent.privacy.mechanisms.bounded import CapNotMetError
 from dpagent.privacy.mechanisms.central import CentralMechanism
-from dpagent.privacy.mechanisms.job_noise import JobNoise
+from dpagent.privacy.mechanisms.job_noise import JobNoise, calibrated_noise
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Query
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.protocol.fragments import content_digest
@@ -86,12 +85,14 @@ def _noise_without_trust(
         return bounded_rounds(settings)
     if settings.cap.kind == "published":
         return published_rounds(settings)
-    budget = calibrate(
+    budget = calibrated_noise(
+        privacy.mechanism,
         privacy.spending,
-        privacy.mechanism.family(privacy.sampling_rate, privacy.local_steps),
         epsilon=privacy.epsilon,
         delta=privacy.delta,
         rounds=settings.rounds,
+        sampling_rate=privacy.sampling_rate,
+        steps=privacy.local_steps,
     )
     return JobNoise.chosen(privacy.mechanism.name, budget.noise_multipliers), budget.epsilon_by_round
 

@@ -11,11 +11,11 @@ from dpagent.errors import PlanError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.norm import Norm
 from dpagent.privacy.accounting.gaussian_loss import MIN_SIGMA_UNITS
-from dpagent.privacy.calibration import BudgetPlan, calibrate
+from dpagent.privacy.calibration import BudgetPlan
 from dpagent.privacy.mechanisms.central import CentralMechanism
 from dpagent.privacy.mechanisms.device_noise import DEVICE_NOISE, DeviceNoise
 from dpagent.privacy.mechanisms.grid import MAX_RESOLUTION
-from dpagent.privacy.mechanisms.job_noise import JobNoise
+from dpagent.privacy.mechanisms.job_noise import JobNoise, calibrated_noise
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Query
 from dpagent.privacy.update_clipping import COUNT_WEIGHT, UpdateClipping
 from dpagent.protocol.bit_packing import packed_bytes
@@ -45,8 +45,8 @@ def update_noise(
 
     def budget_for(each: type[CalibratedMechanism], epsilon: float) -> BudgetPlan:
         privacy = settings.privacy
-        return calibrate(
-            privacy.spending, each.family(1.0), epsilon=epsilon, delta=privacy.delta, rounds=settings.rounds
+        return calibrated_noise(
+            each, privacy.spending, epsilon=epsilon, delta=privacy.delta, rounds=settings.rounds
         )
 
     wanted = settings.privacy.device_noise

@@ -22,9 +22,9 @@ from cli.notation import plain
 from cli.plan.target import PlanTarget
 from coordinator.update_planning import update_grid
 from dpagent.errors import ParameterError
-from dpagent.privacy.calibration import BudgetPlan, calibrate
+from dpagent.privacy.calibration import BudgetPlan
 from dpagent.privacy.mechanisms.cap_costs import BoundedPrices, CapCost, bounded_prices, cap_costs
-from dpagent.privacy.mechanisms.job_noise import JobNoise
+from dpagent.privacy.mechanisms.job_noise import JobNoise, calibrated_noise
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism
 from dpagent.privacy.schedules import Schedule
 from dpagent.privacy.statement import BudgetStatement, delta_warning
@@ -118,8 +118,10 @@ def compare(target: PlanTarget) -> Comparison:
     mechanism, own = target.mechanism, target.device_mechanism
 
     def planned(schedule: Schedule, kind: type[CalibratedMechanism], epsilon: float) -> BudgetPlan:
-        family = kind.family(target.sampling_rate, target.local_steps)
-        return calibrate(schedule, family, epsilon=epsilon, delta=target.delta, rounds=target.rounds)
+        return calibrated_noise(
+            kind, schedule, epsilon=epsilon, delta=target.delta, rounds=target.rounds,
+            sampling_rate=target.sampling_rate, steps=target.local_steps,
+        )  # fmt: skip
 
     candidates = tuple(
         _candidate(

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Literal
 
 import numpy as np
@@ -156,7 +157,7 @@ def calibrate(
         return BudgetPlan(schedule, tuple(noise), spent, float(delta), accountant)
 
     few = _FewRounds(relative, family, delta)
-    if (least := few.epsilon(interval[1], accountant)) > epsilon * (1 - _MARGIN):
+    if (least := few.least_epsilon(interval, accountant, epsilon * (1 - _MARGIN))) is not None:
         raise PlanError(
             f"epsilon {epsilon:g} at delta {delta:g} cannot be met: {counted(rounds, 'round')} cost "
             f"{least:.3g} even with the largest noise multiplier that devices accept, "
@@ -227,20 +228,21 @@ def _search(
     """The plan that meets the target; None if correcting does not end within the tolerance."""
     aim = epsilon * (1 - _AIM)
 
+    @cache
     def excess(log_factor: float, name: AccountantName = accountant) -> float:
         return math.log(max(few.epsilon(log_factor, name), _NEARLY_ZERO) / aim)
 
     log_factor = few.noise_of_one(interval)
     if few.has_divergences:
         log_factor = _root(lambda at: excess(at, "rdp"), log_factor, math.log(2), interval, _FIRST_TOLERANCE)
-    log_factor = _root(excess, log_factor, math.log(1.1), interval, _AIM)
-    slope = (excess(log_factor + _SLOPE_STEP) - excess(log_factor)) / _SLOPE_STEP
+    log_factor = found = _root(excess, log_factor, math.log(1.1), interval, _AIM)
     for _ in range(_CORRECTIONS):
         plan = plan_at(log_factor)
         spent = plan.epsilon_by_round[-1]
         close = epsilon * (1 - _TOLERANCE) <= spent or log_factor == interval[0]
         if close and spent <= epsilon * (1 - _MARGIN):
             return plan
+        slope = (excess(found + _SLOPE_STEP) - excess(found)) / _SLOPE_STEP
         log_factor -= math.log(max(spent, _NEARLY_ZERO) / aim) / min(slope, -_LEAST_SLOPE)
         log_factor = min(max(log_factor, interval[0]), interval[1])
     return None
@@ -262,6 +264,16 @@ class _FewRounds:
     def noise_of_one(self, interval: tuple[float, float]) -> float:
         """The factor's logarithm at which a round's noise multiplier is 1, or the nearest in ``interval``."""
         return min(max(-math.log(self._rounds[0][0]), interval[0]), interval[1])
+
+    def least_epsilon(
+        self, interval: tuple[float, float], accountant: AccountantName, target: float
+    ) -> float | None:
+        """The ε at the greatest factor, where it is above the target."""
+        # Divergences, which take less time, prove most targets to be met.
+        if self.has_divergences and self.epsilon(interval[1], "rdp") <= target:
+            return None
+        least = self.epsilon(interval[1], accountant)
+        return least if least > target else None
 
     def epsilon(self, log_factor: float, accountant: AccountantName) -> float:
         """The ε of the representatives."""

@@ -119,13 +119,13 @@ def test_where_great_losses_are_rare_no_search_for_a_grid_takes_long(
     """Nothing but the last grid was transformed, and so counted: six finer ones were tried and given up, each
     after a search for its tilt. That took 18 s, and four times these cells."""
     seen: list[int] = []
-    moments = ComposedLoss._moments
+    moments = ComposedLoss._moments_at
 
     def counted(self: ComposedLoss, tilt: float) -> Any:
         seen.append(sum(block.masses.size for block in self._blocks))
         return moments(self, tilt)
 
-    monkeypatch.setattr(ComposedLoss, "_moments", counted)
+    monkeypatch.setattr(ComposedLoss, "_moments_at", counted)
     _, epsilon = priced([poisson_sampled(GaussianEvent(sigma), rate, rounds)], delta)
     assert 0 < sum(seen) <= MOST_CELLS
     assert epsilon <= known, "as the code of before found"

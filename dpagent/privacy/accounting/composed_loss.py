@@ -161,6 +161,7 @@ class ComposedLoss:
         if not stages or not all(stages):
             raise ParameterError("no privacy losses to compose; expected at least one.")
         self._step, self._blocks, self._most_work = step, blocks, most_work
+        self._known_moments: dict[float, tuple[FloatArray, FloatArray, FloatArray]] = {}
         self.work = 0.0
         self._place = [(block, row) for block in blocks for row in range(len(block.masses))]
         sequence = [entry for stage in stages for entry in stage]
@@ -237,7 +238,12 @@ class ComposedLoss:
         return _BACK_OFF * high
 
     def _moments(self, tilt: float) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """log E[e^(θL)] of each mechanism, and mean and variance of its tilted loss."""
+        """log E[e^(θL)] of each mechanism, and mean and variance of its tilted loss; computed once."""
+        if tilt not in self._known_moments:
+            self._known_moments[tilt] = self._moments_at(tilt)
+        return self._known_moments[tilt]
+
+    def _moments_at(self, tilt: float) -> tuple[FloatArray, FloatArray, FloatArray]:
         logs, means, variances = [], [], []
         for block in self._blocks:
             losses: FloatArray = block.cells.astype(np.float64) * self._step

@@ -8,11 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 from dpagent.errors import ParameterError, require_count
-from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
+from dpagent.privacy.calibration import BudgetPlan, calibrate
+from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, PlannedMechanism, Query
 from dpagent.privacy.mechanisms.registry import calibrated_named, mechanism_named
+from dpagent.privacy.schedules import Schedule
+
+
+@lru_cache(maxsize=16)
+def calibrated_noise(
+    mechanism: type[CalibratedMechanism],
+    schedule: Schedule,
+    *,
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    sampling_rate: float = 1.0,
+    steps: int = 1,
+) -> BudgetPlan:
+    """What :func:`~dpagent.privacy.calibration.calibrate` finds for a job of this mechanism. It is computed
+    once, though a job is tried, compared with others, and then announced.
+
+    Args:
+        mechanism: of each round.
+        schedule, epsilon, delta, rounds: as of ``calibrate``.
+        sampling_rate: of each step.
+        steps: of each round.
+
+    Raises:
+        ParameterError, PlanError: as ``calibrate`` does.
+    """
+    return calibrate(
+        schedule, mechanism.family(sampling_rate, steps), epsilon=epsilon, delta=delta, rounds=rounds
+    )
 
 
 @dataclass(frozen=True, slots=True)
