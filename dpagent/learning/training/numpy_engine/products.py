@@ -11,10 +11,10 @@
 
 In the last two a BLAS may compute a row differently at another place of the matrix (other tiles, other
 edges), and then a record's bits would depend on its position, which the proof in
-:mod:`dpagent.learning.training.engine` forbids. So they are tried on the spot, at every position, and not
-taken unless they pass.
+:mod:`dpagent.learning.training.engine` forbids. So they are tried on the spot, at every position, before they
+are taken.
 
-:meth:`Product.calibrate` times them and takes the fastest.
+:meth:`Product.calibrate` times them all and takes the fastest that passes.
 """
 
 from __future__ import annotations
@@ -114,10 +114,12 @@ class Product:
         seconds = {}
         for form in self._operands:
             self.form = form
-            if form not in self._mixed or self._is_invariant(generator):
-                seconds[form] = fastest(self)
-        best = min(seconds, key=lambda form: seconds[form])
-        self.form = best if seconds[best] < GAIN * seconds[STACKED] else STACKED
+            seconds[form] = fastest(self)
+        # The fastest first: to see that a form is invariant takes longer than all the rest.
+        for form in sorted(seconds, key=lambda form: seconds[form]):
+            self.form = form if seconds[form] < GAIN * seconds[STACKED] else STACKED
+            if self.form not in self._mixed or self._is_invariant(generator):
+                break
         left[...] = kept
 
     def _is_invariant(self, generator: np.random.Generator) -> bool:
