@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 PATIENCE_S = 90.0
 """For what has to come. A machine that is busy is no finding."""
@@ -15,13 +15,24 @@ _watched: list[Child] = []
 
 
 class Child:
-    """A process whose output goes to a log, watched until a test asks how it ended."""
+    """A process whose output goes to a log, watched until a test asks how it ended.
 
-    def __init__(self, command: Sequence[str | Path], log: Path) -> None:
+    Args:
+        command: of the process.
+        log: to which its output is appended.
+        start: that starts it; ``subprocess.Popen`` if None.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        log: Path,
+        start: Callable[..., subprocess.Popen[Any]] | None = None,
+    ) -> None:
         self.log = log
         self._command = [str(part) for part in command]
         with log.open("ab") as stream:
-            self.process = subprocess.Popen(self._command, stdout=stream, stderr=stream)
+            self.process = (start or subprocess.Popen)(self._command, stdout=stream, stderr=stream)
         _watched.append(self)
 
     def wait(self, patience_s: float = PATIENCE_S) -> int:

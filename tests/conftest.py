@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -42,15 +43,26 @@ SERVER_OF_FORKS = pytest.StashKey[launching.starts.Server]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Start programs by forks of one process for all workers."""
+    """Start programs by forks of one process for all workers, and the workers by forks of another."""
+    hands_out = bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
+    if not hands_out:
+        gc.disable()  # Until the tests are collected, of which nothing is garbage.
     if getattr(config.option, "executed", False):
         return
     if hasattr(config, "workerinput"):
         launching.starts.use(config.workerinput["server_of_forks"])
-    elif not config.getoption("numprocesses", None):
+    elif not hands_out:
         launching.starts.use(None)
     else:
-        config.stash[SERVER_OF_FORKS] = launching.starts.Server()
+        server = launching.starts.Server(config.invocation_params.args)
+        config.stash[SERVER_OF_FORKS] = server
+        launching.starts.use(server.address, server.workers)
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage from now on, and not among the tests."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -110,6 +110,13 @@ def test_descriptors_session_and_directory_are_those_that_were_asked_for(
             os.close(each)
 
 
+def test_a_worker_of_pytest_is_a_fork_of_the_process_that_has_collected_the_tests() -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        pytest.skip("this process is no worker")
+    assert b"launching.server" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+    assert sys.argv[0] == "-c", "as of a worker that is executed"
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -100,7 +100,7 @@ def test_both_kinds_of_address_are_understood(tmp_path: Path, abstract: bool) ->
     ("environment", "feeds"),
     [
         ({"WATCHDOG_USEC": "1000"}, True),
-        ({"WATCHDOG_USEC": "1000", "WATCHDOG_PID": str(os.getpid())}, True),
+        ({"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "own"}, True),
         ({"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}, False),
         ({"WATCHDOG_USEC": "soon"}, False),
         ({}, False),
@@ -109,8 +109,9 @@ def test_both_kinds_of_address_are_understood(tmp_path: Path, abstract: bool) ->
 def test_the_watchdog_is_fed_where_it_is_this_programs(
     tmp_path: Path, environment: dict[str, str], feeds: bool
 ) -> None:
+    own = {name: str(os.getpid()) for name, value in environment.items() if value == "own"}
     with listening(str(tmp_path / "s")) as listener:
-        ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "s")} | environment).alive()
+        ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "s")} | environment | own).alive()
         assert listener.hears("WATCHDOG=1") == feeds
 
 

@@ -8,13 +8,16 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
+import boards
 import pytest
 from boards import BoardTree
 from brokers import Broker, wait_until
 from children import PATIENCE_S, Child
 from fleets import write_agent
+from launching.starts import Popen
 from lone_agents import BLOCKS, charges, ids, plan_for, rows, state_of
 from observers import Announcer
 from test_brake import members, states, ticks
@@ -26,39 +29,52 @@ from dpagent.protocol.messages import Plan
 COOL, HOT = 40.0, 90.0
 MOST = 2_500
 _numbers = itertools.count()
+
+
 PROGRAM = """
 import sys
 from pathlib import Path
-from agent.sensors import Sensors
-Sensors.__init__.__defaults__ = (Path(sys.argv.pop(1)),)
+sys.path.append(sys.argv.pop(1))
+from boards import stand_on
+stand_on(Path(sys.argv.pop(1)))
 from cli.main import main
 main()
 """
 
 
 class Governed(Child):
-    """An agent whose board is a directory."""
+    """An agent whose board is a directory.
 
-    def __init__(self, file: Path, tree: BoardTree) -> None:
-        command = [sys.executable, "-P", "-c", PROGRAM, tree.root, "run", "--config", file]
-        super().__init__(command, file.with_suffix(".log"))
+    Args:
+        file: its ``agent.yaml``.
+        tree: the board.
+        is_executed: whether it and its training are parent and child, as forks are not: the kernel lets a
+            group that stands still go on when its parent ends.
+    """
+
+    def __init__(self, file: Path, tree: BoardTree, *, is_executed: bool = False) -> None:
+        self._directory, arguments = file.parent.resolve(), ["run", "--config", file]
+        start = partial(Popen, cwd=self._directory)
+        if is_executed:
+            tests = Path(boards.__file__).parent
+            words = ["-c", PROGRAM, tests, tree.root, *arguments]
+        else:
+            start.keywords["first"] = partial(boards.stand_on, tree.root)
+            words = ["-m", "cli.main", *arguments]
+        super().__init__([sys.executable, "-P", *words], file.with_suffix(".log"), start)
 
     @property
     def training(self) -> int:
-        """The training process."""
-        (found,) = [
-            int(place.parent.name) for place in Path("/proc").glob("[0-9]*/cmdline")
-            if b"agent.worker_program" in _read(place)
-            and int(_read(place.with_name("stat")).rpartition(b")")[2].split()[1]) == self.process.pid
-        ]  # fmt: skip
-        return found
+        """The training process: the one in the agent's directory."""
+        (found,) = [place for place in Path("/proc").glob("[0-9]*") if self._is_training(place)]
+        return int(found.name)
 
-
-def _read(place: Path) -> bytes:
-    try:
-        return place.read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b") S -1"
+    def _is_training(self, place: Path) -> bool:
+        try:
+            is_program = b"agent.worker_program" in (place / "cmdline").read_bytes()
+            return is_program and (place / "cwd").readlink() == self._directory
+        except OSError:
+            return False
 
 
 @pytest.fixture
@@ -136,7 +152,7 @@ def test_an_agent_that_ends_in_a_pause_leaves_nothing_behind_and_goes_on_from_it
     announcer: Announcer, file: Path, tree: BoardTree, fleet: str, number: signal.Signals
 ) -> None:
     announcer.announce(long_plan(fleet))
-    with Governed(file, tree) as agent:
+    with Governed(file, tree, is_executed=number is signal.SIGKILL) as agent:
         group = until_it_trains(agent, file)
         tree.heat(HOT)
         wait_until(lambda: states(group) == {"T"}, "training to stop")

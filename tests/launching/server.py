@@ -1,10 +1,12 @@
-"""Forks programs for :mod:`launching.starts`.
+"""Forks programs, and workers of pytest, for :mod:`launching.starts`.
 
-It has imported all programs, and has one thread. Each connection asks for one start
-(:class:`launching.starts.Start`, as JSON, with the descriptors of the program), and gets the id of the
-process, and at its end the status as of ``waitpid``. A program runs as ``python -m`` would run it: as
-``__main__``, with the arguments, environment, directory, limits and descriptors that were asked for. When
-standard input ends, all programs are killed.
+It has imported all programs, and has one thread. A fork of it has collected the tests as well, and forks the
+workers, which find the tests' modules in memory: each would take some ten seconds to import them.
+
+Each connection asks for one start (:class:`launching.starts.Start`, as JSON, with the descriptors of the
+program), and gets the id of the process, and at its end the status as of ``waitpid``. A program runs as
+``python -m`` would run it: as ``__main__``, with the arguments, environment, directory, limits and
+descriptors that were asked for. When standard input ends, all programs are killed.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ def run(start: Start, descriptors: list[int], connection: socket.socket) -> NoRe
         settle(start, moved_up(descriptors))
         with socket.socket(fileno=high) as connection:
             connection.send(NUMBER.pack(os.getpid()))
-        execute(start["module"])
+        execute(start)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -124,8 +126,9 @@ def settle(start: Start, descriptors: list[int]) -> None:
     for name, limits in start["limits"].items():
         resource.setrlimit(getattr(resource, name), limits)
     renew_streams(is_unbuffered=bool(os.environ.get("PYTHONUNBUFFERED")))
-    sys.argv = [start["module"], *start["arguments"]]
-    show_command([sys.executable, "-P", "-m", *sys.argv])
+    sys.argv = [start["module"] or "-c", *start["arguments"]]
+    how = ["-P", "-m", start["module"]] if start["module"] else ["-u", "-c", start["code"]]
+    show_command([sys.executable, *how, *start["arguments"]])
     if start["is_under_fire"]:
         faulthandler.register(signal.SIGUSR1, all_threads=True)
     if start["fault"] is not None:
@@ -156,19 +159,22 @@ def renew_streams(*, is_unbuffered: bool) -> None:
         setattr(sys, f"__{name}__", stream)
 
 
-def execute(module: str) -> None:
-    """Run a module as ``python -m`` does."""
-    spec = importlib.util.find_spec(module)
+def execute(start: Start) -> None:
+    """Run a module as ``python -m`` does, or code as ``python -c`` does."""
+    program = types.ModuleType("__main__")
+    sys.modules["__main__"] = program
+    if not start["module"]:
+        exec(start["code"], program.__dict__)
+        return
+    spec = importlib.util.find_spec(start["module"])
     assert spec is not None
     assert spec.loader is not None
     assert spec.origin is not None
-    program = types.ModuleType("__main__")
     program.__dict__.update(
         __file__=spec.origin, __spec__=spec, __loader__=spec.loader, __package__=spec.parent
     )
     sys.argv[0] = spec.origin
-    sys.modules["__main__"] = program
-    exec(spec.loader.get_code(module), program.__dict__)  # type: ignore[attr-defined]
+    exec(spec.loader.get_code(start["module"]), program.__dict__)  # type: ignore[attr-defined]
 
 
 class Forks:
@@ -237,18 +243,42 @@ class Forks:
                 connection.send(NUMBER.pack(status))
 
 
-def main(descriptor: str, address: str, _room: str) -> None:
-    """Serve on a socket that listens.
+def collect(arguments: list[str]) -> None:
+    """Import the modules of the tests as pytest does; what goes wrong, each worker will say."""
+    import pytest
+
+    # As for the workers, whose own collection finds them in memory.
+    pytest.main([*arguments, "-n", "0", "--collect-only", "-qq"])
+
+
+def main(programs: str, workers: str, address: str, arguments: str, _room: str) -> None:
+    """Serve on sockets that listen.
 
     Args:
-        descriptor: of the socket.
-        address: of it, for what the forks start.
+        programs: descriptor of the one for programs.
+        workers: of the one for workers of pytest.
+        address: of the first, for what the forks start.
+        arguments: of pytest, as JSON; empty: no worker will be asked for.
         _room: for the commands of the forks.
     """
-    listener = socket.socket(fileno=int(descriptor))
+    for_programs, for_workers = (socket.socket(fileno=int(descriptor)) for descriptor in (programs, workers))
+    gc.disable()  # What is imported stays; to look for what does not takes a quarter of the time.
     import_programs()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # `cli.main` has taken it.
     use(address)
     gc.collect()
     gc.freeze()
-    Forks(listener).serve()
+    collector = os.fork() if arguments else None
+    if collector == 0:
+        for_programs.close()
+        collect(json.loads(arguments))
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        Forks(for_workers).serve()
+        os._exit(0)
+    gc.enable()
+    for_workers.close()
+    Forks(for_programs).serve()
+    if collector is not None:
+        os.waitpid(collector, 0)

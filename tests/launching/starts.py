@@ -1,10 +1,10 @@
 """Asks for forks (:mod:`launching.server`) where a test or a program starts one of :data:`PROGRAMS`.
 
 :class:`Popen` takes the place of ``subprocess.Popen`` in the tests' processes and in the forks. It is that
-class, but that ``[sys.executable, "-P", "-m", PROGRAM, …]`` becomes a fork. All other commands are executed.
-So is a program whose start would differ: with other variables that only the start of an interpreter reads,
-other places of imports, another user, a function of the test's own before it; in a test with the fixture
-``executed``; and where coverage is measured.
+class, but that ``[sys.executable, "-P", "-m", PROGRAM, …]`` becomes a fork, and so does a worker of pytest
+where tests are handed out. All other commands are executed. So is a program whose start would differ: with
+other variables that only the start of an interpreter reads, other places of imports, another user, a function
+of the test's own before it; in a test with the fixture ``executed``; and where coverage is measured.
 
 What a fork lacks: its parent is the server and not the one who asked, and allocators have read their
 variables before it.
@@ -25,10 +25,13 @@ import socket
 import struct
 import subprocess
 import sys
+import sysconfig
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypedDict
+
+from execnet.gateway_io import popen_bootstrapline
 
 PROGRAMS: Final = (
     "cli.main", "agent.decoding", "agent.worker_program", "agent.serving.program",
@@ -42,15 +45,19 @@ NUMBER: Final = struct.Struct("=i")
 """A process, or its status."""
 _PYTHON: Final = sys.executable
 _TESTS: Final = Path(__file__).parents[1]
+_PACKAGES: Final = sysconfig.get_path("purelib")
 EXECUTED: Final = "TESTS_EXECUTE"
 """A variable: with it, nothing is forked."""
 _READ_AT_A_START: Final = (
     "PYTHON", "LC_", "LANG", "TZ", "LD_", "OPENBLAS_", "OMP_", "NPY_", "OPENSSL_", "MALLOC_", "GLIBC_",
 )  # fmt: skip
 """Beginnings of variables that no fork can be given: the interpreter and libraries read them once."""
-_ANY: Final = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONMALLOC", "MALLOC_")
+_ANY: Final = (
+    "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONMALLOC", "MALLOC_",
+    "PYTHONBREAKPOINT",
+)  # fmt: skip
 """But for these: the places of imports are compared; the server heeds what is unbuffered; tests that look at
-memory execute."""
+memory execute; and Ray sets the last, which nobody uses."""
 _ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """As the server has them."""
 _ROOM: Final = 4_096 * " "
@@ -75,6 +82,8 @@ class Start(TypedDict):
     """A program to start."""
 
     module: str
+    """Which is run; empty: the code is."""
+    code: str
     arguments: list[str]
     environment: dict[str, str]
     directory: str
@@ -84,7 +93,7 @@ class Start(TypedDict):
     process_group: int | None
     is_session: bool
     before: str | None
-    """A function of a program's own, pickled, in hexadecimal digits."""
+    """A function that runs before the program, pickled, in hexadecimal digits."""
     descriptors: list[int]
     """The numbers of those that come along."""
     is_under_fire: bool
@@ -102,14 +111,20 @@ class Popen(subprocess.Popen[Any]):
     Args:
         is_under_fire: a program that may be killed at a fault point; it is forked whatever else holds.
         fault: which.
+        first: what the program is to do first, as a function of a module beside the tests; it is forked, too.
     """
 
     _connection: socket.socket | None = None
 
     def __init__(
-        self, *words: Any, is_under_fire: bool = False, fault: Fault | None = None, **options: Any
+        self,
+        *words: Any,
+        is_under_fire: bool = False,
+        fault: Fault | None = None,
+        first: Callable[[], object] | None = None,
+        **options: Any,
     ) -> None:
-        self._is_under_fire, self._fault = is_under_fire, fault
+        self._is_under_fire, self._fault, self._first = is_under_fire, fault, first
         super().__init__(*words, **options)
 
     def _execute_child(self, *how: Any) -> None:
@@ -120,13 +135,15 @@ class Popen(subprocess.Popen[Any]):
             return
         pipes = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         standard = [number if pipe == -1 else pipe for number, pipe in enumerate(pipes)]
-        self.pid, self._connection = _fork(start, [*standard, *asked["pass_fds"]])
+        address = _server() if start["module"] else _workers
+        self.pid, self._connection = _fork(address, start, [*standard, *asked["pass_fds"]])
         self._child_created = True
         self._close_pipe_fds(*(asked[name] for name in _PIPES))  # type: ignore[attr-defined]
 
     def _start_of(self, asked: dict[str, Any]) -> Start | None:
         """What to ask the server for; None: the command is executed."""
-        args, variables, before = asked["args"], asked["env"], asked["preexec_fn"]
+        args, variables = asked["args"], asked["env"]
+        before = self._first or asked["preexec_fn"]
         if isinstance(args, (str, bytes, os.PathLike)) or os.fspath(args[0]) != _PYTHON:
             return None
         words = [os.fsdecode(word) for word in args[1:]]
@@ -136,17 +153,18 @@ class Popen(subprocess.Popen[Any]):
             os.fsdecode(name): os.fsdecode(value)
             for name, value in (os.environ if variables is None else variables).items()
         }
+        is_worker = bool(_workers) and words == ["-u", "-c", popen_bootstrapline]
         if (
-            words[:1] != ["-m"]
-            or words[1] not in PROGRAMS
-            or not (before is None or before.__module__.startswith("simulation."))
+            not (is_worker or (words[:1] == ["-m"] and words[1] in PROGRAMS))
+            or not (before in (None, self._first) or before.__module__.startswith("simulation."))
             or any(asked[name] for name in ("shell", "executable"))
             or any(asked[name] is not None for name in ("uid", "gid", "gids"))
-            or not (self._is_under_fire or _is_like_here(environment))
+            or not (self._is_under_fire or self._first or _is_like_here(environment))
         ):
             return None
         return Start(
-            module=words[1], arguments=words[2:], environment=environment,
+            module="" if is_worker else words[1], code=words[2] if is_worker else "",
+            arguments=[] if is_worker else words[2:], environment=environment,
             directory=str(Path(asked["cwd"] or "").absolute()), umask=_umask(),
             limits={name: resource.getrlimit(getattr(resource, name)) for name in _LIMITS},
             process_group=None if asked["process_group"] < 0 else asked["process_group"],
@@ -190,23 +208,30 @@ class Popen(subprocess.Popen[Any]):
 class Server:
     """The process that forks, which ends with this one.
 
+    Args:
+        collected: arguments of pytest for the tests that workers are forked for; None: no workers are.
+
     Attributes:
         address: for :func:`use`, in other processes.
+        workers: the same, of the fork that has collected tests and forks workers of pytest.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, collected: Sequence[str] | None = None) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="dpagent-starts-"))
-        self.address = str(self._directory / "socket")
+        self.address, self.workers = (str(self._directory / name) for name in ("programs", "workers"))
         places = [str(_TESTS.parent), str(_TESTS), os.environ.get("PYTHONPATH", "")]
         # -P and no file: not from a folder of the tests', some of which are called like the packages.
         program = "import sys; from launching.server import main; main(*sys.argv[1:])"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(self.address)
-            listener.listen(1_000)
+        arguments = "" if collected is None else json.dumps(list(collected))
+        with _listening(self.address) as programs, _listening(self.workers) as workers:
+            descriptors = [programs.fileno(), workers.fileno()]
             with _log(self.address).open("wb") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", program, str(listener.fileno()), self.address, _ROOM],
-                    stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[listener.fileno()],
+                    [
+                        sys.executable, "-P", "-c", program, *map(str, descriptors), self.address, arguments,
+                        _ROOM,
+                    ],
+                    stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=descriptors,
                     start_new_session=True,  # A terminal's Ctrl-C is for the tests, which end the programs.
                     env=os.environ | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(filter(None, places))},
                 )  # fmt: skip
@@ -219,20 +244,29 @@ class Server:
         shutil.rmtree(self._directory)
 
 
+def _listening(address: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(address)
+    listener.listen(1_000)
+    return listener
+
+
 _address: str | None = None
+_workers = ""
 _like: dict[str, str] = {}
 _places: set[str] = set()
 _own: list[Server] = []
 
 
-def use(address: str | None) -> None:
+def use(address: str | None, workers: str = "") -> None:
     """Let this process start programs by forks.
 
     Args:
         address: of the server; None: one is started when it is needed, and ends with :func:`close`.
+        workers: of the server's fork for workers of pytest; empty: this process executes them.
     """
-    global _address
-    _address = address
+    global _address, _workers
+    _address, _workers = address, workers
     _like.update(_read_at_a_start(os.environ))
     _places.update(sys.path, [""])
     subprocess.Popen = Popen  # type: ignore[misc]
@@ -258,11 +292,11 @@ def _read_at_a_start(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _is_like_here(environment: Mapping[str, str]) -> bool:
     """Whether a program would start with this environment as it starts here."""
-    # pytest adds the folders of tests as it imports them.
+    # pytest adds the folders of tests as it imports them, and Ray one of its own.
     places = {
         place
         for place in environment.get("PYTHONPATH", "").split(os.pathsep)
-        if not Path(place).is_relative_to(_TESTS)
+        if not any(Path(place).is_relative_to(known) for known in (_TESTS, _PACKAGES))
     }
     return (
         EXECUTED not in environment
@@ -283,25 +317,29 @@ def _log(address: str) -> Path:
     return Path(address).with_name("log")
 
 
-def _fork(start: Start, descriptors: Sequence[int]) -> tuple[int, socket.socket]:
-    """The process of a start, and the connection on which its status will come."""
+def _server() -> str:
+    """The address of the server for programs."""
     global _address
     if _address is None:
         _own.append(Server())
         _address = _own[-1].address
+    return _address
+
+
+def _fork(address: str, start: Start, descriptors: Sequence[int]) -> tuple[int, socket.socket]:
+    """The process of a start, and the connection on which its status will come."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     said = b""
     with contextlib.ExitStack() as closing:
         closing.enter_context(connection)
         connection.settimeout(_START_S)
-        connection.connect(_address)
+        connection.connect(address)
         socket.send_fds(connection, [json.dumps(start).encode()], descriptors)
         with contextlib.suppress(ConnectionError):
             said = connection.recv(NUMBER.size)
         if not said:
-            raise RuntimeError(
-                f"the server of forks did not start {start['module']}: {_log(_address).read_text()}"
-            )
+            what = start["module"] or "a worker"
+            raise RuntimeError(f"the server of forks did not start {what}: {_log(address).read_text()}")
         connection.settimeout(None)
         closing.pop_all()
     return NUMBER.unpack(said)[0], connection
