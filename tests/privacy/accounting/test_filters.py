@@ -7,6 +7,7 @@ greatest δ that any of them attains at the ε promised, computed from the proba
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import json
@@ -105,10 +106,12 @@ def rule_of(make: Callable[[], RenyiFilter | ZcdpFilter], coins: Sequence[Coin])
 
     @functools.cache
     def charged(counts: Counts) -> RenyiFilter | ZcdpFilter:
-        privacy_filter = make()
-        for count, (_, _, event) in zip(counts, coins, strict=True):
-            for _ in range(count):
-                privacy_filter.charge([event])
+        if not any(counts):
+            return make()
+        last = max(i for i, count in enumerate(counts) if count)
+        before = (*counts[:last], counts[last] - 1, *counts[last + 1 :])
+        privacy_filter = copy.deepcopy(charged(before))
+        privacy_filter.charge([coins[last][2]])
         return privacy_filter
 
     return lambda counts, i: charged(counts).admits([coins[i][2]])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
+from scipy.fft import next_fast_len
 
 from dpagent.norm import Norm
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
@@ -44,13 +45,22 @@ def magnitude_law(
     return masses
 
 
-def sum_law(parts: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """P(‖w‖₁ = k) of independent coordinates, by convolution without wrapping."""
-    total = np.ones(1)
-    for part in parts:
-        size = len(total) + len(part) - 1
-        total = np.fft.irfft(np.fft.rfft(total, 2 * size) * np.fft.rfft(part, 2 * size), 2 * size)[:size]
-        total = np.clip(total, 0.0, None)
+def sum_law(first: NDArray[np.float64], other: NDArray[np.float64], others: int) -> NDArray[np.float64]:
+    """P(‖w‖₁ = k) of a coordinate and others alike, all independent, by convolution without wrapping."""
+
+    def convolved(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
+        size = len(left) + len(right) - 1
+        room = next_fast_len(size, real=True)
+        product = np.fft.rfft(left, room) * np.fft.rfft(right, room)
+        return np.asarray(np.clip(np.fft.irfft(product, room)[:size], 0.0, None))
+
+    total, power = first, other
+    while others:
+        if others & 1:
+            total = convolved(total, power)
+        others >>= 1
+        if others:
+            power = convolved(power, power)
     return total
 
 
@@ -82,7 +92,7 @@ def test_an_honest_fragment_is_outside_with_at_most_the_tail_exactly(
         spread = size // coordinates
         for signal in {(size, 0), (spread, spread)}:
             first, other = (magnitude_law(scale, each, step, level, steps, bound) for each in signal)
-            masses = sum_law([first] + [other] * (coordinates - 1))
+            masses = sum_law(first, other, coordinates - 1)
             for tail in (0.2, 1e-2, 1e-4, 1e-7):
                 found = LaplaceLaw(scale, bound).norms(
                     step, coordinates=coordinates, steps=steps, signal_units=size, tail=tail, level=level

@@ -15,7 +15,7 @@ from cli.demo.summary import print_summary
 from simulation.report.page import render_report
 from simulation.report.results import as_json
 
-pytestmark = pytest.mark.usefixtures("unrendered")
+pytestmark = pytest.mark.usefixtures("undrawn")
 NBSP = "\N{NO-BREAK SPACE}"
 
 
