@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -244,6 +245,14 @@ def digits(start: int, stop: int) -> ArrayDataset:
     return ArrayDataset(inputs, bunch.target[start:stop].astype(np.int64), 10)
 
 
+@cache
+def _file_of_digits(shard: int) -> bytes:
+    """Fifty of them."""
+    with tempfile.TemporaryDirectory() as directory:
+        save_npz(Path(directory) / "data.npz", digits(50 * shard, 50 * shard + 50))
+        return (Path(directory) / "data.npz").read_bytes()
+
+
 def fleet_values(broker: Broker | None, **changes: Any) -> dict[str, Any]:
     """A ``fleet.yaml`` for two devices and two rounds."""
     base: dict[str, Any] = {
@@ -308,9 +317,9 @@ def agent_values(broker: Broker | None, key: str, **changes: Any) -> dict[str, A
 def write_agent(directory: Path, broker: Broker | None, key: str, shard: int = 0, **changes: Any) -> Path:
     """An ``agent.yaml`` with 50 digits beside it, and a ledger unless it has one."""
     directory.mkdir(parents=True, exist_ok=True)
-    save_npz(directory / "data.npz", digits(50 * shard, 50 * shard + 50))
+    (directory / "data.npz").write_bytes(_file_of_digits(shard))
     file = directory / "agent.yaml"
-    file.write_text(yaml.safe_dump(agent_values(broker, key, **changes), sort_keys=False))
+    file.write_text(yaml.dump(agent_values(broker, key, **changes), Dumper=yaml.CSafeDumper, sort_keys=False))
     settings = load_agent_settings(file)
     if not settings.ledger_files.second_head.exists():
         begin_ledger(settings.ledger_files, settings.lifetime_budgets)

@@ -240,13 +240,33 @@ def no_disk_is_asked_for_room_once_it_is_taken(root: Path) -> None:
 def _sit_out_as_often_as_is_remembered(state: AgentState) -> None:
     """For reasons that quote what a coordinator has written at length."""
     why = "Model 'é', layer 0 Residual(body=(Tanh(), …" * 400
-    for number in range(1, 2_101):
+
+    def sit_out(number: int) -> None:
         with state.noted():  # Written as often as pages are many.
             for job, ending in ((b"s" * 16).hex(), "sat out"), (f"{number:032x}", "declined"):
                 state.rounds.offer(job, number, bytes(32), 0.0)
                 state.rounds.move(job, number, RoundState(ending), 0.0, why)
         if number % 100 == 0:
             state.write_notes()
+
+    sit_out(1)
+    of_state = {
+        row[0]: tuple(row)
+        for row in state.connection.execute("SELECT state, plan, reason, changed_at FROM rounds")
+    }
+    for number in range(2, 1_901):  # As if each had been offered, which takes the longer the more there are.
+        with state.noted():
+            state.connection.executemany(
+                "INSERT INTO rounds (job, round, state, plan, reason, changed_at) VALUES (?, ?, ?, ?, ?, ?)",
+                [
+                    ((b"s" * 16).hex(), number, *of_state["sat out"]),
+                    (f"{number:032x}", number, *of_state["declined"]),
+                ],
+            )
+        if number % 100 == 0:
+            state.write_notes()
+    for number in range(1_901, 2_101):
+        sit_out(number)
 
 
 def _take_part_in_a_job(state: AgentState, job: bytes, length: int, count: int) -> None:
