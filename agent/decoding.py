@@ -32,9 +32,10 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agent.bounded_decoding import ATTEMPTS, Limits, Outcome, address_space, decode_apart
 from agent.data_settings import DataSettings
@@ -185,14 +186,14 @@ class _Update:
             is_used &= known.table["state"] != UNUSABLE  # They are tried again.
             self._table["state"][known.table["state"] == UNUSABLE] = FREE
         used = np.flatnonzero(is_used)
-        gone = used[~np.isin(known.table["stamp"][used], stamps)]
+        gone = used[~_among(known.table["stamp"][used], stamps)]
         self._table["state"][gone] = FREE
         self._table["checksum"][gone] = np.maximum(self._table["checksum"][gone], TO_ERASE)
         # While the agent runs, a reader may have the index of before.
         read = Index(known.header, self._table) if order.at_once else known
         free = np.flatnonzero(read.table["state"] == FREE)
         self._stale = read.stale
-        is_new = ~np.isin(stamps, known.table["stamp"][used])
+        is_new = ~_among(stamps, known.table["stamp"][used])
         waits = bool(is_new[dataset.unfinished].any())
         is_new[dataset.unfinished] = False  # Left for later.
         new = np.flatnonzero(is_new)[: len(free)]
@@ -218,7 +219,7 @@ class _Update:
         if len(self._new) or len(self._stale):
             self._mark()  # Before a row is written that held another record.
             self._store.erase(self._known, self._stale)
-            self._table["checksum"][np.setdiff1d(self._stale, self._rows)] = 0
+            self._table["checksum"][self._stale[~_among(self._stale, self._rows)]] = 0
         with disk_errors(self._store.rows_file):
             descriptor = os.open(self._store.rows_file, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -243,8 +244,9 @@ class _Update:
                 stamps = dataset.stamps(bytes.fromhex(self._known.header.key))
             except DataError:
                 break
-            found = np.flatnonzero(np.isin(stamps, self._stamps[list(moved)]))
-            found = np.setdiff1d(found, dataset.unfinished)
+            is_found = _among(stamps, self._stamps[list(moved)])
+            is_found[dataset.unfinished] = False
+            found = np.flatnonzero(is_found)
             numbers = dict(zip(stamps[found].tolist(), found.tolist(), strict=True))
             again = {
                 place: numbers[stamp] for place in moved if (stamp := int(self._stamps[place])) in numbers
@@ -405,6 +407,16 @@ def main() -> None:
         log.exception("the records cannot be decoded")
         print(_sayable(f"The records cannot be decoded ({type(error).__name__}: {error})."))
         sys.exit(ExitCode.INTERNAL)
+
+
+def _among(values: NDArray[Any], others: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which of some integers are among others, (len(values),). numpy's own ``isin`` loads its masked arrays:
+    10 MiB, where no bytecode of them is at hand."""
+    if not len(others):
+        return np.zeros(len(values), np.bool_)
+    ordered = np.sort(others)
+    places = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return np.asarray(ordered[places] == values)
 
 
 def _sayable(text: str) -> str:

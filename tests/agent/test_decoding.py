@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,35 @@ def test_what_the_board_had_no_time_for_is_tried_again(
     assert (values_in(rows), rows.origin.left_out) == ([1, 3], ("row 2: late.",))
     rows = board.look()
     assert (values_in(rows), rows.origin.left_out) == ([1, 2, 3], ())
+
+
+LOOK = """
+import sys
+from agent import decoding
+decoding.main()
+print("numpy.ma" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("kind", ["pictures", "tables"])
+def test_a_look_loads_no_masked_arrays(tmp_path: Path, kind: str) -> None:
+    """They are 10 MiB, and most of a look's start, where there is no bytecode of them."""
+    if kind == "pictures":
+        board = pictures(tmp_path)
+        folder_of(board.root, *named(0, 1))
+    else:
+        board = tables(tmp_path)
+        table(board, [1, 2])
+    for at_once in (True, False):
+        with subprocess.Popen(
+            [sys.executable, "-c", LOOK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
+        ) as look:
+            assert look.stdin is not None
+            assert look.stdout is not None
+            look.stdin.write(Order(board.settings, board.state, at_once).as_line())
+            look.stdin.flush()
+            assert look.stdout.read() == b"False\n"
+    assert len(board.newest()) == 2
 
 
 def test_tables_that_did_not_change_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

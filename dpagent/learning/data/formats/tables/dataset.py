@@ -183,7 +183,7 @@ class TableDataset(Dataset):
     def _read(self, indices: Indices) -> NDArray[Any]:
         inputs = np.empty((len(indices), *self.shape), np.float32)
         owners = np.searchsorted(self._ends, indices, side="right")
-        for number in np.unique(owners):
+        for number in np.flatnonzero(np.bincount(owners)):  # np.unique loads masked arrays.
             index = self._indexes[number]
             first = int(self._ends[number]) - len(index.starts)
             mine = np.flatnonzero(owners == number)
