@@ -31,7 +31,7 @@ from dpagent.learning.data.formats.npz import save_npz
 
 PAGE: Final = HERE / "docs" / "boards.md"
 PACKAGE: Final = package()
-ROUNDS: Final = 3
+ROUNDS: Final = 2
 JOB_S: Final = 1_500.0
 DISK_MIB: Final = 160
 FLEET: Final = """
@@ -41,7 +41,7 @@ records_per_device: 200
 rounds: {rounds}
 privacy: {{epsilon: 2, delta: 1e-6, sampling_rate: 0.2}}
 model: {{name: digits}}
-round: {{deadline_s: 900, compute_slot_s: 5, jitter_window_s: 2}}
+round: {{deadline_s: 900, compute_slot_s: 30, jitter_window_s: 10}}
 mqtt:
   url: "mqtts://127.0.0.1:{port}"
   ca_file: members/ca.crt
@@ -136,7 +136,7 @@ def board(tmp_path: Path, operator: Operator) -> Iterator[Root]:
     shutil.copy(operator.place / "broker" / "users" / "attic", files)
     save_npz(files / "records.npz", digits(0, 200))
     disk = made.path / "var/lib/dpagent"
-    disk.mkdir()
+    disk.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "board", disk], check=True)
     try:
         yield made
