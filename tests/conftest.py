@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         server = launching.starts.Server(config.invocation_params.args)
         config.stash[SERVER_OF_FORKS] = server
-        launching.starts.use(server.address, server.workers)
+        launching.starts.use(server.address, hands_out=True)
 
 
 def pytest_collection_finish() -> None:

@@ -1,7 +1,8 @@
 """Forks programs, and workers of pytest, for :mod:`launching.starts`.
 
-It has imported all programs, and has one thread. A fork of it has collected the tests as well, and forks the
-workers, which find the tests' modules in memory: each would take some ten seconds to import them.
+Three processes do, each a fork of the one before: the first has imported the programs of boards, the second
+all programs, and the third has collected the tests, whose modules the workers find in memory. Each has one
+thread.
 
 Each connection asks for one start (:class:`launching.starts.Start`, as JSON, with the descriptors of the
 program), and gets the id of the process, and at its end the status as of ``waitpid``. A program runs as
@@ -30,34 +31,48 @@ import threading
 import time
 import traceback
 import types
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Final, NoReturn
 
-from cli.main import _Root
 from dpagent import faults
-from launching.starts import MOST_BYTES, MOST_DESCRIPTORS, NUMBER, PROGRAMS, Fault, Start, use
+from launching.starts import (
+    KINDS,
+    MOST_BYTES,
+    MOST_DESCRIPTORS,
+    NUMBER,
+    OF_BOARDS,
+    PROGRAMS,
+    Fault,
+    Start,
+    use,
+)
 
-_LATER: Final = (
-    "agent.daemon", "agent.training", "coordinator.daemon", "coordinator.worker", "mixer.daemon",
-    "simulation.fleet", "dpagent.learning.data.formats.npz", "dpagent.learning.training.onnx_engine",
-    "coordinator.database.postgresql", "onnxruntime", "sklearn.datasets", "matplotlib.figure",
-    "matplotlib.backends.backend_svg", "matplotlib.backends.backend_agg", "amqtt.broker", "typer.rich_utils",
+_LATER_ON_BOARDS: Final = (
+    "agent.training", "dpagent.learning.data.formats.npz", "dpagent.learning.training.onnx_engine",
+    "onnxruntime",
 )  # fmt: skip
-"""What programs import when they first need it; what is missing, they do without, or say so."""
+"""What the programs of boards import when they first need it; what is missing, they do without, or say so."""
+_LATER: Final = (
+    "agent.daemon", "coordinator.daemon", "coordinator.worker", "mixer.daemon", "simulation.fleet",
+    "coordinator.database.postgresql", "dpagent.learning.inference.export.model",
+    "dpagent.learning.training.onnx_graph.build", "sklearn.datasets", "matplotlib.figure",
+    "matplotlib.backends.backend_svg", "matplotlib.backends.backend_agg", "amqtt.broker", "argon2", "pwdlib",
+    "typer.rich_utils",
+)  # fmt: skip
+"""What all others do."""
 _HIGH: Final = 900
 """Descriptors move there before they go where the program wants them, which may be where others are."""
 
 
-def import_programs() -> None:
-    """Import what the forks find in memory."""
-    for module in PROGRAMS:
-        import_module(module)
-    for place in _Root.places.values():
-        import_module(place.partition(":")[0])
-    for module in _LATER:
+def import_all(modules: Iterable[str]) -> None:
+    """Import what the forks find in memory, as far as it is there; and freeze it."""
+    for module in modules:
         with contextlib.suppress(ImportError):
             import_module(module)
+    gc.collect()
+    gc.freeze()
 
 
 def arm(fault: Fault) -> None:
@@ -120,6 +135,7 @@ def settle(start: Start, descriptors: list[int]) -> None:
     os.environ.update(start["environment"])
     os.chdir(start["directory"])
     os.umask(start["umask"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, start["blocked"])
     for descriptor, number in zip(descriptors, start["descriptors"], strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -249,36 +265,46 @@ def collect(arguments: list[str]) -> None:
 
     # As for the workers, whose own collection finds them in memory.
     pytest.main([*arguments, "-n", "0", "--collect-only", "-qq"])
+    gc.collect()
+    gc.freeze()
 
 
-def main(programs: str, workers: str, address: str, arguments: str, _room: str) -> None:
+def main(address: str, arguments: str, *rest: str) -> None:
     """Serve on sockets that listen.
 
     Args:
-        programs: descriptor of the one for programs.
-        workers: of the one for workers of pytest.
-        address: of the first, for what the forks start.
+        address: for what the forks start.
         arguments: of pytest, as JSON; empty: no worker will be asked for.
-        _room: for the commands of the forks.
+        rest: descriptors of the sockets, in the order of ``KINDS``; and room for the commands of the forks.
     """
-    for_programs, for_workers = (socket.socket(fileno=int(descriptor)) for descriptor in (programs, workers))
+    listeners = [socket.socket(fileno=int(descriptor)) for descriptor in rest[: len(KINDS)]]
     gc.disable()  # What is imported stays; to look for what does not takes a quarter of the time.
-    import_programs()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # `cli.main` has taken it.
     use(address)
-    gc.collect()
-    gc.freeze()
-    collector = os.fork() if arguments else None
-    if collector == 0:
-        for_programs.close()
-        collect(json.loads(arguments))
-        gc.collect()
-        gc.freeze()
-        gc.enable()
-        Forks(for_workers).serve()
-        os._exit(0)
+    import_all([*OF_BOARDS, *_LATER_ON_BOARDS])
+    followers: list[Callable[[], None]] = [_import_programs]
+    if arguments:
+        followers.append(lambda: collect(json.loads(arguments)))
+    for prepare in followers:
+        if follower := os.fork():
+            serve(listeners, follower)
+        listeners.pop(0).close()
+        prepare()
+    serve(listeners, None)
+
+
+def _import_programs() -> None:
+    from cli.main import _Root
+
+    import_all([*PROGRAMS, *(place.partition(":")[0] for place in _Root.places.values()), *_LATER])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # `cli.main` has taken it.
+
+
+def serve(listeners: list[socket.socket], follower: int | None) -> NoReturn:
+    """Fork for the first of the sockets until standard input ends, and wait for the process that follows."""
+    for other in listeners[1:]:
+        other.close()
     gc.enable()
-    for_workers.close()
-    Forks(for_programs).serve()
-    if collector is not None:
-        os.waitpid(collector, 0)
+    Forks(listeners[0]).serve()
+    if follower is not None:
+        os.waitpid(follower, 0)
+    os._exit(0)

@@ -29,15 +29,20 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final, Literal, TypedDict, get_args
 
 from execnet.gateway_io import popen_bootstrapline
 
+OF_BOARDS: Final = ("agent.decoding", "agent.worker_program", "agent.serving.program")
+"""Modules that run as programs, often, and need little: the less the process has that forks, the sooner."""
 PROGRAMS: Final = (
-    "cli.main", "agent.decoding", "agent.worker_program", "agent.serving.program",
-    "simulation.programs.baseline", "simulation.programs.embedded_broker",
+    *OF_BOARDS, "cli.main", "coordinator.model_program", "simulation.programs.baseline",
+    "simulation.programs.embedded_broker",
 )  # fmt: skip
-"""Modules that run as programs."""
+"""All of them."""
+Kind = Literal["boards", "programs", "workers"]
+KINDS: Final = get_args(Kind)
+"""Of forks, each of a process that has imported what they need."""
 MOST_BYTES: Final = 1 << 20
 """Of a start, as JSON."""
 MOST_DESCRIPTORS: Final = 64
@@ -90,6 +95,8 @@ class Start(TypedDict):
     umask: int
     limits: dict[str, tuple[int, int]]
     """As of ``setrlimit``, by name."""
+    blocked: list[int]
+    """Signals."""
     process_group: int | None
     is_session: bool
     before: str | None
@@ -135,8 +142,7 @@ class Popen(subprocess.Popen[Any]):
             return
         pipes = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         standard = [number if pipe == -1 else pipe for number, pipe in enumerate(pipes)]
-        address = _server() if start["module"] else _workers
-        self.pid, self._connection = _fork(address, start, [*standard, *asked["pass_fds"]])
+        self.pid, self._connection = _fork(start, [*standard, *asked["pass_fds"]])
         self._child_created = True
         self._close_pipe_fds(*(asked[name] for name in _PIPES))  # type: ignore[attr-defined]
 
@@ -153,7 +159,7 @@ class Popen(subprocess.Popen[Any]):
             os.fsdecode(name): os.fsdecode(value)
             for name, value in (os.environ if variables is None else variables).items()
         }
-        is_worker = bool(_workers) and words == ["-u", "-c", popen_bootstrapline]
+        is_worker = _hands_out and words == ["-u", "-c", popen_bootstrapline]
         if (
             not (is_worker or (words[:1] == ["-m"] and words[1] in PROGRAMS))
             or not (before in (None, self._first) or before.__module__.startswith("simulation."))
@@ -167,6 +173,7 @@ class Popen(subprocess.Popen[Any]):
             arguments=[] if is_worker else words[2:], environment=environment,
             directory=str(Path(asked["cwd"] or "").absolute()), umask=_umask(),
             limits={name: resource.getrlimit(getattr(resource, name)) for name in _LIMITS},
+            blocked=[*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))],
             process_group=None if asked["process_group"] < 0 else asked["process_group"],
             is_session=asked["start_new_session"],
             before=None if before is None else pickle.dumps(before).hex(),
@@ -206,29 +213,28 @@ class Popen(subprocess.Popen[Any]):
 
 
 class Server:
-    """The process that forks, which ends with this one.
+    """The processes that fork (:mod:`launching.server`), which end with this one.
 
     Args:
         collected: arguments of pytest for the tests that workers are forked for; None: no workers are.
 
     Attributes:
-        address: for :func:`use`, in other processes.
-        workers: the same, of the fork that has collected tests and forks workers of pytest.
+        address: for :func:`use`, in other processes: the directory of their sockets.
     """
 
     def __init__(self, collected: Sequence[str] | None = None) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="dpagent-starts-"))
-        self.address, self.workers = (str(self._directory / name) for name in ("programs", "workers"))
+        self.address = tempfile.mkdtemp(prefix="dpagent-starts-")
         places = [str(_TESTS.parent), str(_TESTS), os.environ.get("PYTHONPATH", "")]
         # -P and no file: not from a folder of the tests', some of which are called like the packages.
         program = "import sys; from launching.server import main; main(*sys.argv[1:])"
         arguments = "" if collected is None else json.dumps(list(collected))
-        with _listening(self.address) as programs, _listening(self.workers) as workers:
-            descriptors = [programs.fileno(), workers.fileno()]
+        with contextlib.ExitStack() as closing:
+            listeners = [closing.enter_context(_listening(f"{self.address}/{kind}")) for kind in KINDS]
+            descriptors = [listener.fileno() for listener in listeners]
             with _log(self.address).open("wb") as log:
                 self._process = subprocess.Popen(
                     [
-                        sys.executable, "-P", "-c", program, *map(str, descriptors), self.address, arguments,
+                        sys.executable, "-P", "-c", program, self.address, arguments, *map(str, descriptors),
                         _ROOM,
                     ],
                     stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=descriptors,
@@ -241,7 +247,7 @@ class Server:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(_START_S)
-        shutil.rmtree(self._directory)
+        shutil.rmtree(self.address)
 
 
 def _listening(address: str) -> socket.socket:
@@ -252,21 +258,21 @@ def _listening(address: str) -> socket.socket:
 
 
 _address: str | None = None
-_workers = ""
+_hands_out = False
 _like: dict[str, str] = {}
 _places: set[str] = set()
 _own: list[Server] = []
 
 
-def use(address: str | None, workers: str = "") -> None:
+def use(address: str | None, *, hands_out: bool = False) -> None:
     """Let this process start programs by forks.
 
     Args:
         address: of the server; None: one is started when it is needed, and ends with :func:`close`.
-        workers: of the server's fork for workers of pytest; empty: this process executes them.
+        hands_out: whether the workers of pytest that this process starts are forks too.
     """
-    global _address, _workers
-    _address, _workers = address, workers
+    global _address, _hands_out
+    _address, _hands_out = address, hands_out
     _like.update(_read_at_a_start(os.environ))
     _places.update(sys.path, [""])
     subprocess.Popen = Popen  # type: ignore[misc]
@@ -314,11 +320,17 @@ def _umask() -> int:
 
 
 def _log(address: str) -> Path:
-    return Path(address).with_name("log")
+    return Path(address) / "log"
+
+
+def _kind_of(start: Start) -> Kind:
+    if start["module"] in OF_BOARDS:
+        return "boards"
+    return "programs" if start["module"] else "workers"
 
 
 def _server() -> str:
-    """The address of the server for programs."""
+    """The address of the server."""
     global _address
     if _address is None:
         _own.append(Server())
@@ -326,14 +338,15 @@ def _server() -> str:
     return _address
 
 
-def _fork(address: str, start: Start, descriptors: Sequence[int]) -> tuple[int, socket.socket]:
+def _fork(start: Start, descriptors: Sequence[int]) -> tuple[int, socket.socket]:
     """The process of a start, and the connection on which its status will come."""
+    address = _server()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     said = b""
     with contextlib.ExitStack() as closing:
         closing.enter_context(connection)
         connection.settimeout(_START_S)
-        connection.connect(address)
+        connection.connect(f"{address}/{_kind_of(start)}")
         socket.send_fds(connection, [json.dumps(start).encode()], descriptors)
         with contextlib.suppress(ConnectionError):
             said = connection.recv(NUMBER.size)
