@@ -1,4 +1,4 @@
-"""A board of 512 MiB: the agent and all that it starts run a job in 160 MiB, by the kernel's own limit."""
+"""A board of 512 MiB: the agent and all that it starts run a job in 136 MiB, by the kernel's own limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from simulation.programs.supervisor import Supervisor, python_module
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 
-LIMIT = 160 << 20
+LIMIT = 136 << 20
 ROUNDS = 3
 JOB_S = 600.0
 
