@@ -1,4 +1,4 @@
-"""``python -m agent.decoding``: bring the rows of a device's records up to date, in a process of its own.
+"""``python -m agent.decoding PIPE``: bring the rows of a device's records up to date, in an own process.
 
 It lists the data, decodes what is new or has changed (:mod:`agent.bounded_decoding`), and publishes an index
 (:mod:`agent.rows`). Listing happens here too: nothing in the data stops the agent. It has a low priority, and
@@ -12,8 +12,8 @@ after its beginning on, when it is done whatever the records were; a look that i
 found nothing, also if it was done. Records beyond that number wait for the next look; there, one new record
 may keep one other out for a look, as at the bound of ``max_records``.
 
-It reads its :class:`Order` from standard input, and ends when the other end of that closes. With another exit
-code than 0, it writes the reason why the rows stay as they are to standard output.
+It reads its :class:`Order` from standard input, and ends when the other end of the pipe closes. With another
+exit code than 0, it writes the reason why the rows stay as they are to standard output.
 """
 
 from __future__ import annotations
@@ -376,26 +376,33 @@ def _end_first() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def _end_with_parent() -> None:
-    """Let the kernel end this process and its forks when the other end of standard input closes.
+def end_with_pipe(descriptor: int, group: int) -> None:
+    """Let the kernel end a process group when the other end of a pipe closes, to which nothing is written.
 
-    A pipe of which that is so sends a signal to its owner, here the process group. It is the one that also
-    ends processes that stand still, as those do while a round is prepared.
+    Such a pipe sends a signal to its owner, here the group. It is the one that also ends processes that stand
+    still, as those of a look do while a round is prepared.
+
+    Args:
+        descriptor: of the end that is read from.
+        group: to be ended.
+
+    Raises:
+        OSError: there is no such group.
     """
-    fcntl.fcntl(sys.stdin, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(sys.stdin, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(sys.stdin, fcntl.F_SETFL, fcntl.fcntl(sys.stdin, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([sys.stdin], [], [], 0)[0]:
-        sys.exit(ExitCode.INTERRUPTED)  # It has closed already.
+    fcntl.fcntl(descriptor, fcntl.F_SETOWN, -group)
+    fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def main() -> None:
     """Carry out the order on standard input."""
     os.nice(NICENESS)
     _end_first()
-    line = sys.stdin.buffer.readline()
-    _end_with_parent()
-    order = Order.parsed(line)
+    parent = int(sys.argv[1])
+    end_with_pipe(parent, os.getpgrp())  # So has the parent, unless it ended before.
+    if select.select([parent], [], [], 0)[0]:
+        sys.exit(ExitCode.INTERRUPTED)  # It has closed already.
+    order = Order.parsed(sys.stdin.buffer.readline())
     _limit_memory(order)
     try:
         bring_up_to_date(order)

@@ -31,11 +31,11 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 from agent.child_programs import environment
 from agent.data_settings import DataSettings
-from agent.decoding import COUNTS_AFTER_S, Order, limits_of, require_address_space
+from agent.decoding import COUNTS_AFTER_S, Order, end_with_pipe, limits_of, require_address_space
 from agent.rows import RowStore
 from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode, StorageError, said
 from dpagent.learning.data.checking import count_non_finite
@@ -258,21 +258,28 @@ class _Look:
     """
 
     def __init__(self, order: Order) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "agent.decoding"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # A fork takes along no thread of numpy's.
-            env=environment() | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-            process_group=0,
-        )
-        self.kill = weakref.finalize(self, _end, self._process)
-        assert self._process.stdin is not None
-        # If it has ended already, its exit code says how. The pipe stays open: it ends when this process
-        # does, however that is.
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(order.as_line())
-            self._process.stdin.flush()
+        with contextlib.ExitStack() as opened:
+            orders = opened.enter_context(open(os.memfd_create("order"), "r+b"))  # noqa: PTH123 - a descriptor
+            orders.write(order.as_line())
+            orders.seek(0)
+            theirs, ours = os.pipe()
+            opened.callback(os.close, theirs)
+            # It ends when this process does, however that is.
+            self._pipe = open(ours, "wb")  # noqa: PTH123, SIM115 - likewise
+            opened.push(lambda kind, *_: self._pipe.close() if kind else None)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "agent.decoding", str(theirs)],
+                stdin=orders,
+                stdout=subprocess.PIPE,
+                pass_fds=[theirs],
+                # A fork takes along no thread of numpy's.
+                env=environment() | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+                process_group=0,
+            )
+            # Here, too: it may be let stand still before it has come so far, and this process end then.
+            with contextlib.suppress(ProcessLookupError):
+                end_with_pipe(theirs, self._process.pid)
+        self.kill = weakref.finalize(self, _end, self._process, self._pipe)
 
     def goes_on(self) -> bool:
         """Whether it has not ended."""
@@ -298,13 +305,12 @@ class _Look:
             raise _ERRORS.get(code, DataError)(said or f"Decoding the records ended with exit code {code}.")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], pipe: BinaryIO) -> None:
     """End a process that decodes, and the fork that it decodes in."""
     if process.poll() is None:  # so that nobody else has its number
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
+    pipe.close()
+    if process.stdout is not None:
+        process.stdout.close()

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,13 @@ def how(request: pytest.FixtureRequest) -> str:
 def waiting(how: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Starts programs that wait for their order on standard input."""
     started: list[subprocess.Popen[bytes]] = []
+    reading, writing = os.pipe()
 
-    def start(**options: Any) -> subprocess.Popen[bytes]:
+    def start(*, pass_fds: Sequence[int] = (), **options: Any) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "agent.decoding"], stdin=subprocess.PIPE, cwd=tmp_path, **options
-        )
+            [sys.executable, "-P", "-m", "agent.decoding", str(reading)], stdin=subprocess.PIPE,
+            cwd=tmp_path, pass_fds=[reading, *pass_fds], **options,
+        )  # fmt: skip
         started.append(process)
         return process
 
@@ -49,6 +51,8 @@ def waiting(how: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen
     for process in started:
         process.kill()
         process.communicate()
+    os.close(reading)
+    os.close(writing)
 
 
 def ran(*words: str, **options: Any) -> Result:

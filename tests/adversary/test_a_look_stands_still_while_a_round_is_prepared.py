@@ -102,6 +102,14 @@ def adopting() -> Iterator[None]:
     assert kernel.prctl(set_child_subreaper, off) == 0
 
 
+def is_reaped(orphan: int) -> bool:
+    """Whether an orphan that has ended is waited for; it is adopted a moment after its parent's end."""
+    try:
+        return os.waitpid(orphan, 0)[0] == orphan
+    except ChildProcessError:
+        return False
+
+
 @pytest.mark.usefixtures("executed", "adopting")
 def test_a_look_that_stands_still_ends_with_its_training_process(worker: Worker, tmp_path: Path) -> None:
     """It holds the lock of the rows: the next look would wait for it for ever, and so would a restart."""
@@ -112,7 +120,28 @@ def test_a_look_that_stands_still_ends_with_its_training_process(worker: Worker,
     finally:
         os.killpg(look[0], signal.SIGKILL)
         for process in look:
-            os.waitpid(process, 0)
+            wait_until(lambda process=process: is_reaped(process), "an orphan")
+
+
+@pytest.mark.usefixtures("executed", "adopting")
+def test_a_look_that_is_held_when_it_begins_ends_with_its_training_process(
+    worker: Worker, tmp_path: Path
+) -> None:
+    """It has not come so far that it could ask for that itself. Before, it stood still for ever."""
+    worker.prepare(ORDER).result(PATIENCE_S)
+    worker.update().result(PATIENCE_S)
+    worker.look()
+    worker.hold_look()
+    training = process_of(worker)
+    look = wait_until(lambda: below(training), "a look")
+    wait_until(lambda: all(state == "T" for state, _ in computed(look)), "a look that stands still")
+    assert len(look) == 1, "it decodes nothing yet"
+    os.kill(training, signal.SIGKILL)
+    try:
+        wait_until(lambda: all(state == "Z" for state, _ in computed(look)), "its end")
+    finally:
+        os.killpg(look[0], signal.SIGKILL)
+        wait_until(lambda: is_reaped(look[0]), "an orphan")
 
 
 class Asked(Unpaused):
