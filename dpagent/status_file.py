@@ -17,11 +17,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from dpagent.storage import disk_errors, real_path
+from dpagent.storage import disk_errors, overwrite, real_path
 
 _NAME: Final = "status.json"
 _MEMORY_DIRECTORIES: Final = ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR")
 """Variables that name a directory in memory: systemd.exec(5), or the XDG Base Directory Specification."""
+_SIZE: Final = 4_096
+"""Bytes of the file, whatever it says: a block of most disks."""
 _MOST_BYTES: Final = 65_536
 _PROC: Final = Path("/proc")
 
@@ -102,13 +104,37 @@ class StatusPlace:
 
 
 def _replace(file: Path, data: bytes) -> None:
-    """Replace a file in one step. What a power cut takes was of no use after it."""
-    new = file.with_name(f".{file.name}.new")
-    new.unlink(missing_ok=True)  # Not written through: in a shared directory it may be another's.
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(data)
-    new.replace(file)
+    """Replace a file in one step. What a power cut took was of no use after it.
+
+    The new content is written over a spare file, which then changes places with the old one: once both are
+    there, no room of the disk is needed that was not there before. Whether the file is kept up to date must
+    not tell how full the disk is.
+    """
+    spare, old = file.with_name(f".{file.name}.new"), file.with_name(f".{file.name}.old")
+    data = data.ljust(_SIZE, b"\n")
+    old.unlink(missing_ok=True)  # Of a crash.
+    _write_spare(spare, data)
+    with suppress(OSError):  # The first time; or the file system has no links.
+        os.link(file, old, follow_symlinks=False)
+    spare.replace(file)
+    if os.path.lexists(old):
+        old.replace(spare)
+    else:
+        _write_spare(spare, data)
+
+
+def _write_spare(spare: Path, data: bytes) -> None:
+    with suppress(FileNotFoundError):
+        found = spare.lstat()
+        # In a shared directory it may be another's, or lead elsewhere: it is not written through.
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
+            spare.unlink()
+    descriptor = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        overwrite(descriptor, data, 0)
+        os.ftruncate(descriptor, len(data))
+    finally:
+        os.close(descriptor)
 
 
 def _memory_directory(environment: Mapping[str, str]) -> Path | None:

@@ -8,6 +8,10 @@ certainty, with certificates of all lengths that an answer may have.
 
 The same, of what it has found out about engines (``engine.json``): a board that could not keep that tried
 them again whenever its training process was a new one, so the next answer came seconds later.
+
+And of its status (``status.json``), where no directory in memory is given for it. The board's metrics and
+Home Assistant show what it says, to others than its owner: where there was no room for it, they went on to
+show the round of before.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from agent.engine_file import EngineFile, KeptChoice
 from agent.identity import read_certificate
 from agent.renewal import Renewal
 from agent.settings import AgentSettings
+from agent.status import Link, Status, StatusFile, read_status
 from coordinator.authority import Authority, pem_of
 from dpagent.protocol.signing import Signer
 
@@ -111,3 +116,20 @@ def what_is_found_out_is_kept(disk: Path) -> None:
 
 def test_a_board_on_a_full_disk_tries_no_engine_twice(tmp_path: Path) -> None:
     on_disks_of_their_own(what_is_found_out_is_kept, {tmp_path / "disk": "1m"})
+
+
+def what_it_does_is_kept(disk: Path) -> None:
+    clock = MovableClock(unix=5_000.0)
+    file = StatusFile(disk, clock, {})
+    file.note(Status(Link.STARTING, "mqtt://h", "plan"))
+    fill(disk)
+    for link in (Link.CONNECTED, Link.DISCONNECTED, Link.CONNECTED):
+        clock.advance(60.0)
+        file.note(Status(link, "mqtt://h", "plan"))
+        found = read_status(disk)
+        assert found is not None
+        assert (found.link, found.written_at) == (link, clock.unix())
+
+
+def test_a_board_on_a_full_disk_tells_what_it_does_like_another(tmp_path: Path) -> None:
+    on_disks_of_their_own(what_it_does_is_kept, {tmp_path / "disk": "1m"})
