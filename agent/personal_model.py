@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from agent.latest_model import disagreements, personal_of
+from agent.priority import give_way_to_all
 from agent.profile import open_profile
 from agent.settings import AgentSettings, on_board
 from dpagent.errors import ConfigurationError, DataError
@@ -29,6 +30,7 @@ def personalise_board(settings: AgentSettings, recipe: Recipe) -> tuple[Personal
         ConfigurationError: the data are declared to be others than the model was trained on.
         StorageError: the disk is full.
     """
+    give_way_to_all()
     settings = on_board(settings, open_profile(settings.profile).profile)
     file = settings.model_file
     with disk_errors(file):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import stat
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 from brokers import wait_until
-from commands import Result, dpagent
+from children import Child
+from commands import Result, command_line, dpagent
 from exported_models import write_model
 from fleets import Program, digits, write_agent
 
@@ -123,3 +125,19 @@ def test_a_board_without_a_model_or_with_other_inputs_is_told(tmp_path: Path) ->
     result = personalise(config)
     assert result.returncode == 3
     assert "data.csv.scale is 1.0 on this board, and its fleet's model was trained with 10.0" in result.stderr
+
+
+def scheduling_of(process: int) -> tuple[int, int]:
+    """Niceness and policy, by proc_pid_stat(5)."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[16]), int(fields[38])
+
+
+def test_it_gives_way_to_a_round(tmp_path: Path) -> None:
+    """How long it takes is a matter of records, and the fleet's operator chooses when a model comes, after
+    which an owner's command may run it. Before, it went before training, which was late for it."""
+    config = board(tmp_path)
+    options = ("--config", config, "--epochs", "1000", "--layers", "all")
+    with Child(command_line("personalise", *options), tmp_path / "personalise.log") as child:
+        pid = child.process.pid
+        wait_until(lambda: scheduling_of(pid) == (19, os.SCHED_IDLE), "its place behind all others")
