@@ -70,6 +70,10 @@ class Link:
     def send(self, data: bytes) -> None:
         self._connection.sendall(data)
 
+    def stop_reading(self) -> None:
+        """Read no byte any more, and let the system hold few."""
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+
     def is_closed(self) -> bool:
         """Whether the client closes the connection; what it sends before is ignored."""
         with contextlib.suppress(ConnectionError):

@@ -23,7 +23,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, cast
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
@@ -45,7 +45,8 @@ _SIGN_EVERY_S: Final = 0.5
 _MAX_UNANSWERED: Final = 4_096
 """Messages to acknowledge that may arrive while the broker takes no byte."""
 _MOST_WAITING: Final = 256
-"""Writes that may wait until the broker takes more; beyond that, what may be lost is dropped."""
+"""Writes that may wait until the broker takes more; beyond that, what may be lost is dropped, and there is no
+room for publications: a broker that reads nothing could acknowledge them all the same."""
 _MOST_ANSWERS: Final = 4_096
 """Writes that may wait, of whatever kind, when more messages arrive."""
 
@@ -72,6 +73,9 @@ class Publication(NamedTuple):
     number: int | None
 
 
+Arrived: TypeAlias = Callable[[list[Publication]], list[Publication]]
+
+
 class BoundedSocket:
     """A connected socket, for the library, which keeps messages from it.
 
@@ -80,12 +84,12 @@ class BoundedSocket:
     Args:
         inner: The socket, or a TLS socket.
         has_properties: Whether packets have the properties of MQTT 5.
-        arrived: Takes messages, in the order in which they came, also among the other packets.
+        arrived: Takes messages, in the order in which they came, also among the other packets; returns those
+            for which there is no room. Nothing more is read until it has taken them, while what is to be sent
+            leaves.
     """
 
-    def __init__(
-        self, inner: SocketLike, *, has_properties: bool, arrived: Callable[[list[Publication]], None]
-    ) -> None:
+    def __init__(self, inner: SocketLike, *, has_properties: bool, arrived: Arrived) -> None:
         self._inner = inner
         self._has_properties, self._arrived = has_properties, arrived
         self._waiting: deque[bytearray | list[Publication]] = deque()
@@ -112,8 +116,7 @@ class BoundedSocket:
             if not data:
                 return data
             self._take(data)
-            if self._is_greeted and (now := time.monotonic()) >= self._sign_due_at:
-                self._sign_due_at = now + _SIGN_EVERY_S
+            if self._is_sign_due():
                 self._pass_on(_SIGN_OF_LIFE)
         while self._waiting:
             first = self._waiting[0]
@@ -123,8 +126,13 @@ class BoundedSocket:
                 if not first:
                     self._waiting.popleft()
                 return part
-            self._waiting.popleft()
-            self._arrived(first)
+            if rest := self._arrived(first):
+                self._waiting[0] = rest
+                if not self._is_sign_due():
+                    raise BlockingIOError
+                self._waiting.appendleft(bytearray(_SIGN_OF_LIFE))
+            else:
+                self._waiting.popleft()
         raise BlockingIOError  # Nothing of it is the library's, which looks after other things meanwhile.
 
     def pending(self) -> int:
@@ -150,6 +158,12 @@ class BoundedSocket:
     def setblocking(self, flag: bool) -> None:
         """As of any socket."""
         self._inner.setblocking(flag)
+
+    def _is_sign_due(self) -> bool:
+        if not self._is_greeted or (now := time.monotonic()) < self._sign_due_at:
+            return False
+        self._sign_due_at = now + _SIGN_EVERY_S
+        return True
 
     def _take(self, data: bytes) -> None:
         """Sort all packets that are whole by now."""
@@ -276,11 +290,12 @@ class BoundedClient(paho.Client):
 
     Attributes:
         on_break: Called in the library's thread, which ends, with the reason if a broker breaks the rules.
-        on_messages: Called there with the messages that one read has brought.
+        on_messages: Called there with the messages that one read has brought; returns those for which there
+            is no room yet.
     """
 
     on_break: Callable[[str], None]
-    on_messages: Callable[[list[Publication]], None]
+    on_messages: Arrived
     websocket_url: str | None = None
     """Of a broker that is spoken to over WebSocket."""
     _bounded: BoundedSocket | None = None
@@ -298,6 +313,11 @@ class BoundedClient(paho.Client):
         self.on_break(reason)
         return MQTTErrorCode.MQTT_ERR_PROTOCOL
 
+    @property
+    def has_room(self) -> bool:
+        """Whether few writes wait until the broker takes more."""
+        return len(self._out_packet) <= _MOST_WAITING
+
     def publish_together(self, messages: Iterable[tuple[str, bytes]], *, properties: bytes) -> None:
         """Publish messages at QoS 0, in one write. Of these, nobody is told anything, and they are dropped if
         the broker has not taken what was written long before.
@@ -306,7 +326,7 @@ class BoundedClient(paho.Client):
             messages: Topics and payloads.
             properties: That each has, as MQTT 5 encodes them; empty with 3.1.1.
         """
-        if len(self._out_packet) > _MOST_WAITING:
+        if not self.has_room:
             return
         packets = bytearray()
         for topic, payload in messages:

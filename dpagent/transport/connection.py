@@ -6,7 +6,7 @@ reconnection, ignoring jitter and rate limit.
 **Back-pressure.** At most :data:`WINDOW` messages wait in memory. With MQTT 5 the broker is told so
 (receive maximum) and holds the rest. One that sends more (MQTT 3.1.1 knows no such limit, nor does QoS 0)
 finds that this side stops reading from the socket until there is room. Nothing that has arrived is dropped
-while the connection lasts.
+while the connection lasts. What is sent meanwhile leaves all the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from dpagent.extras import extra_needed
-from dpagent.transport.bounds import MAX_PACKET_BYTES, BoundedClient, Publication, require_bounded
+from dpagent.transport.bounds import (
+    MAX_PACKET_BYTES,
+    BoundedClient,
+    Publication,
+    RulesBrokenError,
+    require_bounded,
+)
 from dpagent.transport.events import (
     Acknowledged,
     Arrived,
@@ -32,6 +38,8 @@ from dpagent.transport.events import (
     Connected,
     ConnectionEvent,
     Ended,
+    NotPublished,
+    NotSubscribed,
     Received,
     Refused,
     Subscribed,
@@ -49,8 +57,8 @@ _IN_FLIGHT = 20
 """Concurrent publications without a PUBACK: the default limit of brokers."""
 _FILTERS_AT_ONCE: Final = 8
 """Topic filters in one SUBSCRIBE: as many as AWS IoT Core takes."""
-_PUT_BACK_S: Final = 0.1
-"""Period at which a thread that waits for room looks whether its connection has been given up."""
+_FULL_S: Final = 0.02
+"""The library's thread waits no longer for room before it looks what is to be sent."""
 
 Report = Callable[["Connection", ConnectionEvent], None]
 
@@ -91,9 +99,13 @@ class Connection:
         self._version = "5" if protocol == MQTT5 else "3.1.1"
         require_bounded()
         self._is_given_up = False
-        self._in_flight: set[int] = set()
+        self._published = self._answered = 0
+        """Publications, counted by whoever publishes, and answers, counted in the library's thread."""
         self._followed: tuple[str, ...] = ()
         self._heard: set[str] = set()
+        self._asked: dict[int, tuple[Sequence[str], bool]] = {}
+        """Subscriptions without an answer, by handle: topics, and whether the program can do without."""
+        self._asking = threading.Lock()
         self.asked_at: float | None = None
         """Send time of the pending CONNECT (monotonic seconds)."""
         self.accepted_at: float | None = None
@@ -140,7 +152,8 @@ class Connection:
     @property
     def has_room(self) -> bool:
         """Whether a publication would leave at once, without waiting for other PUBACKs."""
-        return self.is_accepted and len(self._in_flight) < _IN_FLIGHT
+        is_free = self._published - self._answered < _IN_FLIGHT
+        return self.is_accepted and is_free and self._client.has_room
 
     def open(self) -> None:
         """Connect in the background."""
@@ -160,17 +173,13 @@ class Connection:
         info = self._client.publish(topic, payload, qos=1, retain=retain)
         if info.rc != paho.MQTT_ERR_SUCCESS:
             return None
-        self._in_flight.add(info.mid)
+        self._published += 1
         return info.mid
 
     def publish_together(self, messages: Iterable[tuple[str, bytes]]) -> None:
         """Send messages at QoS 0, in one write, if there is a connection."""
         if self.is_accepted:
             self._client.publish_together(messages, properties=b"\0" if self._version == "5" else b"")
-
-    def settle(self, handle: int) -> None:
-        """Note that the broker has taken a publication."""
-        self._in_flight.discard(handle)
 
     def acknowledge(self, numbers: Iterable[int]) -> None:
         """Let the broker forget messages."""
@@ -188,7 +197,7 @@ class Connection:
         """Be subscribed to a topic, until :meth:`hear_no_more`."""
         if self.is_accepted and topic not in self._heard:
             self._heard.add(topic)
-            self._subscribe([topic])
+            self._subscribe([topic], is_optional=True)
 
     def hear_no_more(self, topic: str) -> None:
         """Be subscribed to a topic no longer, if :meth:`hear` was called of it."""
@@ -200,9 +209,12 @@ class Connection:
         """Subscribe again to what stays subscribed, so that the broker sends what it retains."""
         self._subscribe([*self._topics, *self._followed])
 
-    def _subscribe(self, topics: Sequence[str]) -> None:
+    def _subscribe(self, topics: Sequence[str], *, is_optional: bool = False) -> None:
         for some in _batches(topics):
-            self._client.subscribe([(topic, 1) for topic in some])
+            with self._asking:  # The answer may come before its handle is known.
+                _, handle = self._client.subscribe([(topic, 1) for topic in some])
+                if handle is not None:
+                    self._asked[handle] = some, is_optional
 
     # The library's thread runs the methods below.
 
@@ -238,17 +250,24 @@ class Connection:
         self,
         _client: paho.Client,
         _userdata: Any,
-        _handle: int,
+        handle: int,
         reasons: list[ReasonCode],
         _properties: Properties | None,
     ) -> None:
-        if any(str(reason) == "Shared subscriptions not supported" for reason in reasons):
-            self._tell(Refused("it does not support shared subscriptions"))
-        elif any(reason.is_failure for reason in reasons):
-            topics = ", ".join([*self._topics, *self._followed[:1], *list(self._heard)[:1]])
-            self._tell(Refused(f"no permission to subscribe to one of {topics}"))
-        else:
+        with self._asking:
+            asked = self._asked.pop(handle, None)
+        if asked is None:
+            raise RulesBrokenError("an answer to no subscription came")  # Each would wait for the program.
+        topics, is_optional = asked
+        refused = [reason for reason in reasons if reason.is_failure]
+        if not refused:
             self._tell(Subscribed())
+        elif is_optional:
+            self._tell(NotSubscribed(f"{topics[0]}: {refused[0]}"))
+        elif any(str(reason) == "Shared subscriptions not supported" for reason in refused):
+            self._tell(Refused("it does not support shared subscriptions"))
+        else:
+            self._tell(Refused(f"no permission to subscribe to one of {', '.join(topics)}"))
 
     def _on_connect_fail(self, client: paho.Client, _userdata: Any) -> None:
         # The library calls this while handling the error.
@@ -283,18 +302,19 @@ class Connection:
         accepted_at, self.accepted_at, self.asked_at = self.accepted_at, None, None
         return None if accepted_at is None else time.monotonic() - accepted_at
 
-    def _on_messages(self, publications: list[Publication]) -> None:
+    def _on_messages(self, publications: list[Publication]) -> list[Publication]:
+        """Take messages; return those for which there is no room. Waits for a moment only: what is to be sent
+        must not wait until the program takes something."""
         self._client.require_answers_taken()
         taken: list[Publication] = []
-        for each in publications:
-            if not self._room.acquire(blocking=False):
+        for place, each in enumerate(publications):
+            has_room = self._room.acquire(blocking=False) if taken else self._room.acquire(timeout=_FULL_S)
+            if not has_room:
                 self._hand_over(taken)
-                taken = []
-                while not self._room.acquire(timeout=_PUT_BACK_S):
-                    if self._is_given_up:
-                        return
+                return publications[place:]
             taken.append(each)
         self._hand_over(taken)
+        return []
 
     def _hand_over(self, publications: Sequence[Publication]) -> None:
         """Give messages to the program, and acknowledge them unless it does that itself."""
@@ -317,10 +337,13 @@ class Connection:
         reason: ReasonCode,
         _properties: Properties | None,
     ) -> None:
-        if reason.is_failure:
-            self._tell(Refused(f"no permission to publish ({reason})"))
-        else:
+        self._answered += 1
+        if not reason.is_failure:
             self._tell(Acknowledged(handle))
+        elif self._persistent or str(reason) == "Not authorized":
+            self._tell(Refused(f"no permission to publish ({reason})"))
+        else:  # A quota, say: of one message, which a device sends again.
+            self._tell(NotPublished(str(reason)))
 
 
 def _batches(topics: Sequence[str]) -> Iterator[Sequence[str]]:

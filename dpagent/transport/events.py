@@ -31,6 +31,20 @@ class Subscribed:
 
 
 @dataclass(frozen=True, slots=True)
+class NotSubscribed:
+    """The broker refused a subscription that the program can do without. For the session alone."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotPublished:
+    """The broker did not take one publication, and says nothing against others. For the session alone."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Disconnected:
     """The connection was lost or failed; another attempt follows."""
 
@@ -85,5 +99,7 @@ class Ended:
 
 Event = Connected | Subscribed | Disconnected | Received | Acknowledged
 """For the program."""
-ConnectionEvent = Connected | Subscribed | Arrived | Acknowledged | Refused | Ended
+ConnectionEvent = (
+    Connected | Subscribed | NotSubscribed | NotPublished | Arrived | Acknowledged | Refused | Ended
+)
 """For the session."""

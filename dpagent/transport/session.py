@@ -1,9 +1,9 @@
 """A supervised MQTT session that turns callbacks into a queue of events.
 
-The library's network thread only fills a queue; the program's single thread takes events from
-it with :meth:`MqttSession.next_event`. The session reconnects by itself with growing pauses, subscribes again
-each time, and tries the other protocol version until the broker accepts one. It stores nothing: durable
-data are in the caller's database, since neither the library's memory nor a PUBACK
+The library's network thread only fills a queue; one thread of the program takes events from it with
+:meth:`MqttSession.next_event`. Another may publish, and hear. The session reconnects by itself with growing
+pauses, subscribes again each time, and tries the other protocol version until the broker accepts one. It
+stores nothing: durable data are in the caller's database, since neither the library's memory nor a PUBACK
 guarantees delivery.
 
 A *persistent* session acknowledges a message when the program says so (:meth:`MqttSession.acknowledge`), when
@@ -27,13 +27,14 @@ from types import TracebackType
 from dpagent.errors import BrokerError, ConfigurationError
 from dpagent.transport.connection import MQTT5, MQTT311, WINDOW, Connection
 from dpagent.transport.events import (
-    Acknowledged,
     Arrived,
     Connected,
     ConnectionEvent,
     Disconnected,
     Ended,
     Event,
+    NotPublished,
+    NotSubscribed,
     Received,
     Refused,
 )
@@ -126,7 +127,11 @@ class MqttSession:
         self._arrived: deque[Received] = deque()
         """Messages of the current connection that wait for the program, taken from the inbox."""
         self._protocol = MQTT311 if settings.protocol == "3.1.1" else MQTT5
+        self._lock = threading.RLock()
+        """Held while the connection changes, and while something is sent."""
         self._connection: Connection | None = None
+        self._has_said_refused = False
+        """Whether it was said of this connection that the broker does not take everything."""
         self._start_at: float | None = None
         """Start time of the next connection, after the last one ended."""
         self._has_connected = False
@@ -150,20 +155,24 @@ class MqttSession:
     @property
     def has_room(self) -> bool:
         """Whether a publication would leave at once, without waiting for other PUBACKs."""
-        return self._connection is not None and self._connection.has_room
+        with self._lock:
+            return self._connection is not None and self._connection.has_room
 
     def start(self) -> None:
         """Connect in the background. The first event reports the result."""
-        self._connection = Connection(
-            self._settings, self._password, client_id=self._client_id, topics=self._topics,
-            prefix=self._prefix, persistent=self._persistent, protocol=self._protocol, room=self._room,
-            report=self._report,
-        )  # fmt: skip
-        self._connection.open()
+        with self._lock:
+            self._has_said_refused = False
+            self._connection = Connection(
+                self._settings, self._password, client_id=self._client_id, topics=self._topics,
+                prefix=self._prefix, persistent=self._persistent, protocol=self._protocol, room=self._room,
+                report=self._report,
+            )  # fmt: skip
+            self._connection.open()
 
     def stop(self) -> None:
         """Disconnect and end the network thread."""
-        connection, self._connection = self._connection, None
+        with self._lock:
+            connection, self._connection = self._connection, None
         self._start_at = None
         if self._arrived:
             self._room.release(len(self._arrived))
@@ -194,13 +203,14 @@ class MqttSession:
         Returns:
             A handle that :class:`Acknowledged` contains, or ``None`` without a connection.
         """
-        if self._connection is None:
-            return None
-        topic = self._prefix + topic
-        handle = self._connection.publish(topic, payload, retain=retain)
-        if handle is not None:
-            self.bytes_up += len(payload) + len(topic)
-        return handle
+        with self._lock:
+            if self._connection is None:
+                return None
+            topic = self._prefix + topic
+            handle = self._connection.publish(topic, payload, retain=retain)
+            if handle is not None:
+                self.bytes_up += len(payload) + len(topic)
+            return handle
 
     def publish_together(self, messages: Sequence[tuple[str, bytes]]) -> None:
         """Send short messages to the broker at QoS 0, in one write: any of them may be lost, and without a
@@ -241,13 +251,15 @@ class MqttSession:
 
     def hear(self, topic: str) -> None:
         """Subscribe to a topic besides, before whatever is published after this, on this connection alone."""
-        if self._connection is not None:
-            self._connection.hear(self._prefix + topic)
+        with self._lock:
+            if self._connection is not None:
+                self._connection.hear(self._prefix + topic)
 
     def hear_no_more(self, topic: str) -> None:
         """Unsubscribe from a topic, if this connection has heard of it by :meth:`hear`."""
-        if self._connection is not None:
-            self._connection.hear_no_more(self._prefix + topic)
+        with self._lock:
+            if self._connection is not None:
+                self._connection.hear_no_more(self._prefix + topic)
 
     def ask_again(self) -> None:
         """Subscribe again, so that the broker resends the retained messages."""
@@ -269,8 +281,11 @@ class MqttSession:
                 raise self._refusal(reason)
             case Ended():
                 return self._plan_next_attempt(event)
-            case Acknowledged(handle) if self._connection is not None:
-                self._connection.settle(handle)
+            case NotSubscribed(reason) | NotPublished(reason):
+                if not self._has_said_refused:
+                    self._has_said_refused = True
+                    log.warning("the broker does not take everything that it is sent: %s", reason)
+                return None
             case Received(topic, payload):
                 self._room.release()
                 self.bytes_down += len(self._prefix) + len(topic) + len(payload)
@@ -286,7 +301,7 @@ class MqttSession:
         """Take an event, in the library's thread."""
         self._inbox.put((connection, event))
 
-    def _wait(self, timeout_s: float) -> Event | Refused | Ended | None:
+    def _wait(self, timeout_s: float) -> Event | NotSubscribed | NotPublished | Refused | Ended | None:
         """The next event; an unanswered CONNECT becomes one too. Of messages that arrived together it is the
         first; the others wait."""
         until = time.monotonic() + timeout_s

@@ -58,7 +58,10 @@ PUBLIC = {
         "The network may be slow, or the broker refuse it: `dpagent doctor` tries that":
         "the coordinator's receipts",
     },
-    "dpagent.transport.session": {"not accepted (%s); trying MQTT version %s": "the broker's answer"},
+    "dpagent.transport.session": {
+        "not accepted (%s); trying MQTT version %s": "the broker's answer",
+        "the broker does not take everything that it is sent: %s": "the broker's answer, and a random topic",
+    },
 }  # fmt: skip
 """What goes into a pack for support unmarked, and what it follows from. A new line needs its reason here."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address
 from typing import Any
@@ -64,10 +65,20 @@ class Stream:
         pass
 
 
+def taking(found: list[Any]) -> Callable[[list[Publication]], list[Publication]]:
+    """A program that takes all messages."""
+
+    def take(publications: list[Publication]) -> list[Publication]:
+        found.extend(publications)
+        return []
+
+    return take
+
+
 def passed(*parts: bytes, has_properties: bool = False) -> list[bytes | Publication]:
     """What reaches the library, in pieces, and the program, in order."""
     found: list[bytes | Publication] = []
-    bounded = BoundedSocket(Stream(*parts), has_properties=has_properties, arrived=found.extend)
+    bounded = BoundedSocket(Stream(*parts), has_properties=has_properties, arrived=taking(found))
     bounded._sign_due_at = math.inf  # It comes of a clock.
     while True:
         try:
@@ -177,10 +188,46 @@ def test_properties_of_no_length_are_refused(properties: bytes) -> None:
         passed(GREETING + b"\x32" + length(len(body)) + body, has_properties=True)
 
 
+def test_while_a_program_takes_nothing_the_library_goes_on_and_nothing_is_lost() -> None:
+    messages = [Publication("t", bytes([number]), None) for number in range(5)]
+    data = b"".join(b"\x30\x04\0\1t" + each.payload for each in messages)
+    found: list[Publication] = []
+    room = 2
+
+    def take(publications: list[Publication]) -> list[Publication]:
+        nonlocal room
+        now, room = min(room, len(publications)), max(0, room - len(publications))
+        found.extend(publications[:now])
+        return publications[now:]
+
+    stream = Stream(GREETING + data, PING)
+    bounded = BoundedSocket(stream, has_properties=False, arrived=take)
+    bounded._sign_due_at = math.inf
+    came = b""
+    while GREETING not in came:
+        came += bounded.recv(8)
+    for _ in range(3):
+        with pytest.raises(BlockingIOError):
+            bounded.recv(1)
+    assert found == messages[:2]
+    assert stream._parts == [PING], "not read"
+    assert bounded.pending(), "or the library would wait"
+    bounded._sign_due_at = 0.0
+    assert bounded.recv(9) == PING, "the broker is there, though nobody reads"
+    bounded._sign_due_at = math.inf
+    room = 9
+    with pytest.raises(BlockingIOError):
+        bounded.recv(1)
+    assert found == messages
+    assert bounded.recv(2) == PING
+
+
 def test_a_broker_that_takes_answers_may_send_for_ever() -> None:
     message = publication("t", b"x", 1, version=4)
     found: list[Publication] = []
-    bounded = BoundedSocket(Stream(GREETING, *[message] * 10_000), has_properties=False, arrived=found.extend)
+    bounded = BoundedSocket(
+        Stream(GREETING, *[message] * 10_000), has_properties=False, arrived=taking(found)
+    )
     while True:
         try:
             if not bounded.recv(1 << 16):
