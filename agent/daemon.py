@@ -1,7 +1,8 @@
 """The agent: the connection, its events, and the loop that drives the cycle.
 
-One thread, one queue, and a process for training. :mod:`agent.announcements` takes what the coordinator
-announces, :mod:`agent.cycle` has the phases of a round.
+One thread, one queue, a process for training, and a thread that sends what is due
+(:mod:`agent.departures`). :mod:`agent.announcements` takes what the coordinator announces, :mod:`agent.cycle`
+has the phases of a round.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ class Agent:
         try:
             self._wait_to_connect(stop)
             # The session handles network errors; errors here are the disk's.
-            with self._session, ledger_errors(self._state.file):
+            with self._session, self._publisher.running(), ledger_errors(self._state.file):
                 manager.ready()
                 while not stop.is_set():
                     manager.alive()
@@ -266,6 +267,7 @@ class Agent:
                         log.info("waiting for a plan on %s", self._topics.plan)
                         self._silent_until = self._clock.monotonic() + _SILENCE_S
                 case Disconnected(reason):
+                    self._publisher.hold()
                     self._silent_until = math.inf
                     log.warning(
                         "%s; reconnecting", reason, extra=about(event=Event.DISCONNECTED, reason=reason)

@@ -80,17 +80,16 @@ class Probes:
         """Due time (monotonic seconds) of the next probe of the round whose times were drawn last."""
         return min(self._due_at.values(), default=None)
 
-    def due(self, now: float, limit: int) -> list[SpooledFragment]:
-        """Up to ``limit`` due probes of that round, earliest first."""
-        found: list[SpooledFragment] = []
-        for due_at, digest in sorted((at, digest) for digest, at in self._due_at.items() if at <= now):
-            row = self._connection.execute(
-                "SELECT message FROM probes WHERE digest = ? AND message IS NOT NULL", (digest,)
-            ).fetchone()
-            if row is None:  # It has a receipt, or another round has come.
+    def due(self, until: float, limit: int) -> dict[bytes, float]:
+        """Due times of up to ``limit`` probes of that round, by digest, the earliest first."""
+        found: dict[bytes, float] = {}
+        for due_at, digest in sorted((at, digest) for digest, at in self._due_at.items() if at <= until):
+            if len(found) == limit:
+                break
+            if self.message(digest) is None:  # It has a receipt, or another round has come.
                 del self._due_at[digest]
-            elif len(found) < limit:
-                found.append(SpooledFragment(digest, row["message"], due_at))
+            else:
+                found[digest] = due_at
         return found
 
     def pending(self, job: str, number: int) -> list[bytes]:
@@ -115,12 +114,18 @@ class Probes:
         ).fetchone()
         return None if row is None else row["message"]
 
+    def known(self, digests: Iterable[bytes]) -> list[bytes]:
+        """Which of these are digests of probes without a receipt."""
+        rows = self._connection.execute("SELECT digest FROM probes WHERE NOT is_counted")
+        known = {row[0] for row in rows}
+        return [digest for digest in digests if digest in known]
+
     def mark_counted(self, digests: Sequence[bytes]) -> int:
         """Note those that have a receipt, also of a round that is over; return the number of ours. Others of
         its round leave no more."""
         ours = self._connection.executemany(
             "UPDATE probes SET is_counted = 1 WHERE digest = ? AND NOT is_counted",
-            [(digest,) for digest in digests],
+            [(digest,) for digest in self.known(digests)],
         ).rowcount
         if ours:
             self._connection.execute(

@@ -22,24 +22,17 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
-from agent.spool import SpooledFragment
+from agent.departures import AHEAD, Departures, Seal, sealed_for
 from agent.state import AgentState
-from dpagent import faults
 from dpagent.clock import Clock
-from dpagent.faults import FaultPoint
-from dpagent.protocol.dummies import as_sent
 from dpagent.protocol.messages import Plan
-from dpagent.protocol.mixing import seal_for
 from dpagent.protocol.topics import Topics
 from dpagent.transport.session import MqttSession
 
-_RESEND_S: Final = 5.0
-"""A fragment without a receipt is resent after this time, multiplied by a random factor of 1 to 2; through a
-mixer, no sooner than so long after the jitter window."""
 _SLOT_MARGIN: Final = 0.25
 """Training leaves this fraction of its last slot free."""
 _SKIPPED: Final = _SLOT_MARGIN / 2
@@ -47,17 +40,7 @@ _SKIPPED: Final = _SLOT_MARGIN / 2
 _ON_THE_GRID: Final = 1e-6
 """A time this close to a point of the grid, in periods, is that point, but for rounding."""
 _TO_DECIDE: Final = 0.25
-_BURST: Final = 10
 _LEAST_WAIT_S: Final = 0.001
-
-
-Seal: TypeAlias = Callable[[bytes, Plan], bytes]
-
-
-def sealed_for(fragment: bytes, plan: Plan) -> bytes:
-    """A spooled fragment, sealed to the coordinator that made the plan, and once more to the mixer that it
-    names; anew each time."""
-    return seal_for(as_sent(fragment, plan), plan)
 
 
 class Slots(NamedTuple):
@@ -91,7 +74,7 @@ class Publisher:
         state: the agent's, with the spool.
         session: to publish by.
         topics: of the fleet.
-        messages_per_second: most publications, resends included.
+        messages_per_second: most fragments on average, resends included.
         period_s: of the device's grid.
         clock: the program's.
         seal: seals an encoded fragment for the coordinator of a plan.
@@ -108,19 +91,22 @@ class Publisher:
         clock: Clock,
         seal: Seal = sealed_for,
     ) -> None:
-        self._state, self._session, self._topics, self._clock = state, session, topics, clock
-        self._seal = seal
+        self._state, self._session, self._clock = state, session, clock
+        self._departures = Departures(
+            session, topics, messages_per_second=messages_per_second, clock=clock, seal=seal
+        )
         self._random = random.SystemRandom()
-        self._rate = messages_per_second
-        self._allowance = float(_BURST)
-        self._allowance_at = clock.monotonic()
         self.period_s = period_s
         self._epoch = clock.monotonic() - self._random.uniform(0.0, period_s)
         self._window: _Window | None = None
         self._jitter_ends_at = -math.inf
         """Of the times that were drawn last."""
-        self._heard_until: dict[str, float] = {}
-        """By the topic of a receipt, when its subscription ends (monotonic)."""
+        self._waits_for_times = False
+        """Whether the connection was lost, and no times have been drawn since."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """Publish at the times that were drawn, also while this thread does something else."""
+        return self._departures.running()
 
     def grid_time(self, earliest: float) -> float:
         """The first point of the grid at ``earliest`` (monotonic seconds) or later."""
@@ -167,11 +153,19 @@ class Publisher:
             begins_at: the point of the grid (monotonic seconds) at which its first slot begins.
             slots: that its training takes.
         """
+        self._departures.clear()
         self._window = _Window(plan, begins_at, slots)
 
     def close_window(self) -> None:
         """Publish nothing until another window is opened."""
+        self._departures.clear()
         self._window = None
+
+    def hold(self) -> None:
+        """Publish nothing until times are drawn anew: the connection was lost, and by the next one all that
+        were due meanwhile would leave at once."""
+        self._departures.clear()
+        self._waits_for_times = True
 
     def draw_probe_times(self, decided_from: float) -> None:
         """Give every probe of the open round a new random time, once it is made and after an interruption.
@@ -197,6 +191,8 @@ class Publisher:
     def draw_times(self) -> None:
         """Give every pending fragment of the open round a new random time, after spooling and after an
         interruption. Those of other rounds wait until theirs is open again."""
+        self._departures.clear()
+        self._waits_for_times = False
         if self._window is not None:
             of = self._window.plan.job.hex(), self._window.plan.round
             pending = self._state.spool.pending()
@@ -207,68 +203,38 @@ class Publisher:
             self._state.reschedule(zip(times, pending, strict=True))
 
     def publish_due(self) -> None:
-        """Publish due probes and fragments, as far as the session and the rate allow."""
-        self._publish_due()
-        # After that: what is sent again is heard on.
-        for topic in [
-            topic for topic, until in self._heard_until.items() if until <= self._clock.monotonic()
-        ]:
-            del self._heard_until[topic]
-            self._session.hear_no_more(topic)
+        """Publish due probes and fragments, as far as the session and the rate allow; note those that have
+        left, and prepare the next ones."""
+        self._note_left()
+        window = self._window
+        if window is not None and not self._waits_for_times:
+            state = self._state
+            self._departures.prepare(
+                window.plan,
+                state.probes.due(math.inf, AHEAD),
+                state.spool.due(math.inf, AHEAD),
+                message=lambda digest: state.probes.message(digest) or state.spool.message(digest),
+                resent_from=self._jitter_ends_at,
+            )
+        self._departures.leave()
+        self._note_left()
 
-    def _publish_due(self) -> None:
-        if not self._session.has_room or self._window is None:
-            return
-        self._refill()
-        now, plan = self._clock.monotonic(), self._window.plan
-        # A probe does not wait for the rate, since that would tell of the fragments before it.
-        probes = self._state.probes.due(now, max(1, int(self._allowance)))
-        self._state.probes.mark_sent(self._published(probes, plan, now))
-        if resend_at := self._published(self._state.spool.due(now, max(0, int(self._allowance))), plan, now):
-            self._state.mark_sent(resend_at, self._clock.unix())
-
-    def _published(self, messages: Sequence[SpooledFragment], plan: Plan, now: float) -> dict[bytes, float]:
-        """Publish some messages of the open round; return when those that left are sent again, by digest."""
-        topic = self._topics.fragments if plan.mixer is None else self._topics.mixer
-        resend_at: dict[bytes, float] = {}
-        for each in messages:
-            # The session would send the excess later, in a burst.
-            if not self._session.has_room:
-                break
-            sealed = self._seal(each.message, plan)
-            faults.reached(FaultPoint.AGENT_SEALED)
-            again_at = self._resend_time(plan, now)
-            if plan.receipts == "fragment":
-                receipt = self._topics.receipt(each.receipt_place)
-                self._session.hear(receipt)
-                self._heard_until[receipt] = again_at
-            if self._session.publish(topic, sealed) is None:
-                break
-            faults.reached(FaultPoint.AGENT_PUBLISHED)
-            self._allowance -= 1
-            resend_at[each.digest] = again_at
-        return resend_at
-
-    def _resend_time(self, plan: Plan, now: float) -> float:
-        """When a fragment that leaves now is resent.
-
-        A mixer waits until it has a batch. Resends in the window would fill it with copies from those that
-        sent first, and broker and coordinator would know who had sent the fragments that come twice.
-        """
-        after = now if plan.mixer is None else max(now, self._jitter_ends_at)
-        return after + _RESEND_S * self._random.uniform(1.0, 2.0)
+    def _note_left(self) -> None:
+        probes, fragments = self._departures.take_left()
+        self._state.probes.mark_sent(probes)
+        if fragments:
+            self._state.mark_sent(fragments, self._clock.unix())
 
     def due_in_s(self) -> float:
         """Seconds until something may be published, or a subscription ends; otherwise infinite."""
         now = self._clock.monotonic()
-        wait_s = min(self._heard_until.values(), default=math.inf) - now
-        if self._window is None or not self._session.has_room:
+        wait_s = self._departures.next_end_at - now
+        if self._window is None or self._waits_for_times or not self._session.has_room:
             return max(wait_s, _LEAST_WAIT_S)  # A plan, a connection and a PUBACK are events of their own.
         if (due_at := self._state.probes.next_due_at()) is not None:
             wait_s = min(wait_s, due_at - now)
         if (due_at := self._state.spool.next_due_at()) is not None:
-            until_allowed_s = (1.0 - self._allowance) / self._rate
-            wait_s = min(wait_s, max(due_at - now, until_allowed_s))
+            wait_s = min(wait_s, self._departures.turn_of(due_at) - now)
         return max(wait_s, _LEAST_WAIT_S)
 
     def _times(self, window: _Window, *, count: int) -> list[float]:
@@ -282,9 +248,3 @@ class Publisher:
         opens_at = window.begins_at + max(window.slots, passed + 1) * slot_s
         self._jitter_ends_at = opens_at + window.plan.jitter_window_s
         return [self._random.uniform(opens_at, self._jitter_ends_at) for _ in range(count)]
-
-    def _refill(self) -> None:
-        """Let the rate limit's allowance grow with time (a token bucket)."""
-        now = self._clock.monotonic()
-        self._allowance = min(float(_BURST), self._allowance + self._rate * (now - self._allowance_at))
-        self._allowance_at = now

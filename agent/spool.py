@@ -109,6 +109,8 @@ class Spool:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        self._known: set[bytes] | None = None
+        """Digests of fragments that are not counted; None: they have to be read again."""
         for statement in _TIMES:
             connection.execute(statement)
 
@@ -117,7 +119,7 @@ class Spool:
 
         If very many fragments of earlier rounds are settled, their rows go.
         """
-        fragments = list(fragments)
+        fragments, self._known = list(fragments), None
         self._connection.executemany(
             "INSERT INTO fragments (digest, job, round, lets_go_on) VALUES (?, ?, ?, ?)",
             [(each.digest, job, round_number, each.lets_go_on) for each in fragments],
@@ -138,14 +140,12 @@ class Spool:
         due_at: float | None = self._connection.execute("SELECT min(due_at) FROM times").fetchone()[0]
         return due_at
 
-    def due(self, now: float, limit: int) -> list[SpooledFragment]:
-        """Up to ``limit`` due fragments, earliest first."""
+    def due(self, until: float, limit: int) -> dict[bytes, float]:
+        """Due times of up to ``limit`` fragments, by digest, the earliest first."""
         rows = self._connection.execute(
-            "SELECT digest, message, due_at FROM times JOIN fragments USING (digest)"
-            f" JOIN messages USING (number) WHERE due_at <= ? AND {UNCOUNTED} ORDER BY due_at LIMIT ?",
-            (now, limit),
+            "SELECT digest, due_at FROM times WHERE due_at <= ? ORDER BY due_at LIMIT ?", (until, limit)
         )
-        return [SpooledFragment(*row) for row in rows]
+        return dict(rows.fetchall())
 
     def pending(self) -> dict[bytes, tuple[str, int]]:
         """Job and round of all fragments that are neither counted nor expired, by digest."""
@@ -178,19 +178,31 @@ class Spool:
             f"SELECT message FROM fragments JOIN messages USING (number) WHERE digest = ? AND {UNCOUNTED}",
             (digest,),
         ).fetchone()
-        return None if row is None else row["message"]
+        return None if row is None else row[0]
 
     def mark_counted(self, digests: Sequence[bytes]) -> int:
         """Drop the fragments in a receipt, also of a closed round; return the number of ours."""
-        marks = [(digest,) for digest in digests]
+        ours = self.known(digests)
+        if not ours:
+            return 0
+        self._known = None
         cursor = self._connection.executemany(
             f"UPDATE fragments SET state = 'counted' WHERE digest = ? AND {UNCOUNTED}",
-            marks,
+            [(digest,) for digest in ours],
         )
         return cursor.rowcount
 
+    def known(self, digests: Iterable[bytes]) -> list[bytes]:
+        """Which of these are digests of fragments that are not counted, in this order. Most receipts are of
+        other devices: the database is not asked for each of them."""
+        if self._known is None:
+            rows = self._connection.execute(f"SELECT digest FROM fragments WHERE {UNCOUNTED}")
+            self._known = {row[0] for row in rows}
+        return [digest for digest in digests if digest in self._known]
+
     def forget_other_jobs(self, job: str) -> None:
         """Drop the rows of all other jobs, except of pending fragments."""
+        self._known = None
         self._connection.execute(f"DELETE FROM fragments WHERE job != ? AND NOT {_PENDING}", (job,))
 
     def expire_others(self, job: str, round_number: int) -> int:
@@ -218,6 +230,7 @@ class Spool:
 
     def empty(self) -> None:
         """Drop all rows, in a copy that is kept elsewhere."""
+        self._known = None
         self._connection.execute("DELETE FROM messages")
         self._connection.execute("DELETE FROM fragments")
 

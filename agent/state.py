@@ -280,6 +280,9 @@ class AgentState(StateDatabase):
         A note, for the same reason: a forgotten fragment is sent and receipted again.
         """
         faults.reached(FaultPoint.AGENT_RECEIPT_ARRIVED)
+        with ledger_errors(self.file):
+            if not (self.spool.known(digests) or self.probes.known(digests)):
+                return 0
         with self.noted():
             counted = self.spool.mark_counted(digests)
             if counted:

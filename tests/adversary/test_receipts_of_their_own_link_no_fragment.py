@@ -169,10 +169,11 @@ def test_when_topics_are_heard_tells_no_pair_of_one_board(boards: list[Board]) -
 
 def ends_with_the_next_publication(publisher: Publisher) -> None:
     session, hear = publisher._session, publisher._session.hear
+    heard_until = publisher._departures._heard_until
 
     def hear_alone(topic: str) -> None:
-        for before in [*publisher._heard_until]:
-            del publisher._heard_until[before]
+        for before in [*heard_until]:
+            del heard_until[before]
             session.hear_no_more(before)
         hear(topic)
 
@@ -181,7 +182,7 @@ def ends_with_the_next_publication(publisher: Publisher) -> None:
 
 def ends_with_the_round(publisher: Publisher) -> None:
     ends_at = publisher._clock.monotonic() + 5.0 + WINDOW_S + publisher._random.uniform(5.0, 10.0)
-    publisher._resend_time = lambda plan, now: ends_at  # type: ignore[method-assign]
+    publisher._departures._resend_time = lambda plan, now: ends_at  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("rule", [ends_with_the_next_publication, ends_with_the_round])

@@ -113,7 +113,7 @@ def test_a_plan_of_another_job_costs_the_present_round_nothing_until_it_is_charg
     device.advance()
     assert len(device.declined()) == 1
     assert device.pending() == pending
-    assert device.state.spool.due(1e300, 100) == [], "sealed for another plan, they would be lost"
+    assert device.state.spool.due(1e300, 100) == {}, "sealed for another plan, they would be lost"
     device.take_plan(make_plan())
     assert device.pending() == pending
     assert len(device.state.spool.due(1e300, 100)) == len(pending[1])

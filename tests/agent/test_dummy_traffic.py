@@ -13,8 +13,8 @@ from fleets import make_plan, terms
 from ledgers import DATASET
 
 from agent.announcements import Phase
+from agent.departures import sealed_for
 from agent.limits import BeyondLimitError
-from agent.publisher import sealed_for
 from agent.rounds import RoundState
 from agent.training_messages import Order, Prepared, WorkerError
 from dpagent.protocol.codec import MessageError, decode

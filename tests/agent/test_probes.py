@@ -152,17 +152,18 @@ def sent_at(directory: Path, epoch: float, slots: int) -> tuple[list[float], lis
         device, clock = fleet.device, fleet.device.clock
         publisher = device.cycle._publisher
         publisher._epoch = clock.monotonic() + epoch * PERIOD_S
-        for chance in (publisher._random, device.tokens._random):
+        departures = publisher._departures
+        for chance in (publisher._random, departures._random, device.tokens._random):
             chance.uniform = lambda low, high: low + 0.4 * (high - low)  # type: ignore[method-assign]
         training = Slow(device, 0.1, longest_s=(slots - 0.5) * SLOT_S)
         times: dict[bool, list[float]] = {True: [], False: []}
-        seal = publisher._seal
+        seal = departures._seal
 
         def noted(message: bytes, of: Plan) -> bytes:
             times[without_token(decode(message, Fragment))[1].probe].append(clock.monotonic() - began_at)
             return seal(message, of)
 
-        publisher._seal = noted
+        departures._seal = noted
         began_at = clock.monotonic()
         device.take_plan(plan(jitter_window_s=0.0))
         for _ in range(round(15.0 / PERIOD_S) * 2):
@@ -191,7 +192,7 @@ def test_it_does_not_wait_for_the_fragments_before_it(tmp_path: Path) -> None:
     with served(tmp_path) as fleet:
         go_by(fleet, 1)
         publisher, line = fleet.device.cycle._publisher, fleet.device.line
-        publisher._rate, publisher._allowance = 0.01, 0.0
+        publisher._departures._fragments.has_turn = lambda due_at, now: False  # type: ignore[method-assign]
         state, now = fleet.device.state, fleet.device.clock.monotonic()
         ((_, probe),) = probes(fleet)
         state.probes.draw_times({probe: now - 1.0})
@@ -200,7 +201,7 @@ def test_it_does_not_wait_for_the_fragments_before_it(tmp_path: Path) -> None:
         assert publisher.due_in_s() < 1.0
         publisher.publish_due()
         assert len(line.sent) == before + 1
-        assert state.probes.due(now, 9) == [], "it was the probe"
+        assert state.probes.due(now, 9) == {}, "it was the probe"
         assert len(state.spool.due(now, 9)) == BLOCKS
 
 
