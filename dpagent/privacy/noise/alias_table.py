@@ -222,7 +222,7 @@ class _Units:
 
     def __init__(self, column_bits: int) -> None:
         self.column_bits = column_bits
-        self.low, self.high = array("Q", bytes(16 << column_bits)), array("I", bytes(4 << column_bits))
+        self.low, self.high = array("Q", [0]) * (2 << column_bits), array("I", [0]) * (1 << column_bits)
 
     def __getitem__(self, column: int) -> int:
         return self.high[column] << _LOW_BITS | self.low[2 * column] << 64 | self.low[2 * column + 1]

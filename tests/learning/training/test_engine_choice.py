@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,25 @@ def test_both_engines_are_tried() -> None:
     kinds = {"numpy": NumpyEngine, "onnx": OnnxEngine}
     assert isinstance(engine, kinds["onnx" if speeds["onnx"] > 1.5 * speeds["numpy"] else "numpy"])
     assert engine.microbatch == 8
+
+
+def test_engines_are_tried_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes tens of MiB, in several processes more."""
+    alive: list[str] = []
+    together: set[int] = set()
+
+    def timings(_: Bench, kind: str, counts: list[int]) -> Iterator[dict[int, float]]:
+        alive.append(kind)
+        try:
+            while True:
+                together.add(len(alive))
+                yield dict.fromkeys(counts, 0.01)
+        finally:
+            alive.remove(kind)
+
+    monkeypatch.setattr(calibration, "_timings_elsewhere", timings)
+    assert [trial.kind for trial in calibration.try_engines(bench())] == ["numpy", "onnx"]
+    assert (together, alive) == ({1}, [])
 
 
 @pytest.mark.parametrize(

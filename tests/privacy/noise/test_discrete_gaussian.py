@@ -268,6 +268,20 @@ def test_bytes_read_do_not_depend_on_the_values(sigma: float, tables: int, byte:
     assert read[-tables:] == [1028] * tables
 
 
+def test_the_largest_table_is_built_in_the_memory_that_it_keeps() -> None:
+    """A training process keeps what it once had. Python's integers took 27 MiB."""
+    ((_, variance), _) = decompose(2.0**24)
+    tracemalloc.start()
+    try:
+        table = gaussian_table.__wrapped__(variance)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    kept = table.packed.nbytes + table.low.nbytes
+    assert kept == 20 << 18
+    assert most < kept + (2 << 20)
+
+
 def test_samplers_do_not_share_or_repeat_values() -> None:
     sampler = DiscreteGaussianSampler(1e6)
     drawn = np.concatenate(
