@@ -92,3 +92,8 @@ def deaths() -> list[str]:
 def states() -> list[str]:
     """All children that no test has ended yet."""
     return [child.state() for child in _watched]
+
+
+def leave_to_parent() -> None:
+    """In a fork of the tests' process: watch none of the children of that process."""
+    _watched.clear()

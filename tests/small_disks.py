@@ -3,43 +3,86 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
+import ctypes
 import os
-import shutil
-import subprocess
-import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
+from children import leave_to_parent
+from launching.starts import EXECUTED
+from storms import in_a_child
+
+_LIBRARY: Final = ctypes.CDLL(None, use_errno=True)
+_NEW_MOUNTS: Final = 0x0002_0000
+_NEW_USERS: Final = 0x1000_0000
+"""As in linux/sched.h."""
+_RECURSIVE: Final = 1 << 14
+_PRIVATE: Final = 1 << 18
+"""As in linux/mount.h."""
+_LONGEST: Final = 32_000
+"""Bytes of a traceback: the pipe holds them."""
 
 
 def on_disks_of_their_own(scenario: Callable[..., None], disks: Mapping[Path, str]) -> None:
-    """Run a function of a test's module, with the paths of the disks, where each is mounted.
+    """Run a function with the paths of the disks, where each is mounted.
 
     Args:
         scenario: what is run, in a process of its own. It fails if it raises.
         disks: the size of each, as mount(8) of tmpfs takes it, by its path.
     """
-    if shutil.which("unshare") is None:
-        pytest.skip("mounting a small disk needs unshare, of util-linux")
-    inside = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
     for place in disks:
         place.mkdir(exist_ok=True)
-    mounts = " && ".join(f"mount -t tmpfs -o size={size} x {place}" for place, size in disks.items())
-    if subprocess.run([*inside, "sh", "-c", mounts], capture_output=True, check=False).returncode != 0:
-        pytest.skip("this system lets nobody mount a small disk")
-    module = Path(inspect.getfile(scenario))
-    program = (
-        f"import sys; sys.path[:0] = {[str(Path(__file__).parent), str(module.parent)]!r}; "
-        f"import pathlib, {module.stem} as tests; "
-        f"tests.{scenario.__name__}(*map(pathlib.Path, {[str(place) for place in disks]!r}))"
-    )
-    run = subprocess.run(
-        [*inside, "sh", "-c", f'{mounts} && exec "$0" -P -c "$1"', sys.executable, program],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stdout + run.stderr
+    reading, writing = os.pipe()
+
+    def mounted() -> None:
+        try:
+            _mount(disks)
+        except OSError as error:
+            os.write(writing, str(error).encode())
+            return
+        os.environ[EXECUTED] = "1"  # A fork of another process would not see the disks.
+        leave_to_parent()
+        try:
+            scenario(*disks)
+        except BaseException:
+            os.write(writing, traceback.format_exc().encode()[-_LONGEST:])
+            raise
+
+    with os.fdopen(reading, errors="replace") as said:
+        try:
+            assert not in_a_child(mounted), "it was killed"
+        except AssertionError as error:
+            os.close(writing)
+            pytest.fail(said.read() or str(error))
+        os.close(writing)
+        if why := said.read():
+            pytest.skip(f"this system lets nobody mount a small disk: {why}")
+
+
+def _mount(disks: Mapping[Path, str]) -> None:
+    """Mount them for this process and its children alone.
+
+    Raises:
+        OSError: the system lets nobody do that.
+    """
+    user, group = os.geteuid(), os.getegid()
+    _call(_LIBRARY.unshare, _NEW_MOUNTS | (0 if user == 0 else _NEW_USERS))
+    if user != 0:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    _call(_LIBRARY.mount, None, b"/", None, _PRIVATE | _RECURSIVE, None)
+    for place, size in disks.items():
+        _call(_LIBRARY.mount, b"x", os.fsencode(place), b"tmpfs", 0, f"size={size}".encode())
+
+
+def _call(function: Any, *arguments: Any) -> None:
+    if function(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def leave(disk: Path, free: int) -> Path:

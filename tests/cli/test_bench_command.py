@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from children import PATIENCE_S
 from commands import Result, command_line, dpagent, dpagent_process
 
+from cli.bench import measuring
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.training.onnx_graph.signature import known_digests
 
@@ -27,6 +29,14 @@ ENVIRONMENT = os.environ | {"NO_COLOR": "1", "COLUMNS": "100"}
 def bench(*arguments: str | Path) -> Result:
     """In this process; the measurements are in children of it anyway."""
     return dpagent("bench", *arguments, NO_COLOR="1", COLUMNS="100")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _brief() -> Iterator[None]:
+    """Each engine computes for a tenth of a second, and at least three lots: no test is about its speed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "_SECONDS", 0.1)
+        yield
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from simulation.record import RunRecord
 from simulation.report.linking import mixing_picture
 from simulation.report.page import render_report
 
+pytestmark = pytest.mark.usefixtures("unrendered")
+
 
 def mixed(record: RunRecord) -> RunRecord:
     """As if each round's fragments had left a mixer in random order."""
