@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+from fleets import make_plan, records, terms
 from ledgers import (
     BUDGET,
     DATASET,
+    charge_and_spool,
+    charge_for,
     charge_rounds,
     files_of,
     open_state,
     put_copy_back,
     restore,
 )
+from storms import beside
 
 from agent.audit import audit, verify
 from agent.charges import Budget
@@ -152,32 +157,18 @@ def test_there_is_no_backup_of_no_ledger(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 def test_backups_beside_a_busy_agent_are_whole(path: Path, tmp_path: Path) -> None:
-    program = (
-        "import os, sys\n"
-        "from pathlib import Path\n"
-        "sys.path.insert(0, sys.argv[1])\n"
-        "from fleets import make_plan, records, terms\n"
-        "from ledgers import charge_and_spool, charge_for, fragments, open_state\n"
-        "from agent.charges import Budget\n"
-        "state = open_state(Path(sys.argv[2]), Budget(1e9, 1.0))\n"
-        "print('ready', flush=True)\n"
-        "while True:\n"
-        "    plan = make_plan(job=os.urandom(16), **terms(delta=1e-9))\n"
-        "    charge_and_spool(state, charge_for(plan, records(20), state.ledger), [])\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-P", "-c", program, str(Path(__file__).parents[1]), str(path)],
-        stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            lengths = []
-            until = time.monotonic() + 60
-            while (len(lengths) < 5 or lengths[-1] < 10) and time.monotonic() < until:
-                lengths.append(len(back_up(path, tmp_path / "copy.db").entries))
-        finally:
-            process.kill()
+    def charge_on(ready: Callable[[], object]) -> NoReturn:
+        state, data = open_state(path, Budget(1e9, 1.0)), records(20)
+        ready()
+        while True:
+            plan = make_plan(job=os.urandom(16), **terms(delta=1e-9))
+            charge_and_spool(state, charge_for(plan, data, state.ledger), [])
+
+    with beside(charge_on):
+        lengths: list[int] = []
+        until = time.monotonic() + 60
+        while (len(lengths) < 5 or lengths[-1] < 10) and time.monotonic() < until:
+            lengths.append(len(back_up(path, tmp_path / "copy.db").entries))
     assert lengths == sorted(lengths)
     assert lengths[-1] >= 10
     shutil.rmtree(path)

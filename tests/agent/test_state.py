@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
-from brokers import PATIENCE_S, wait_until
-from fleets import make_plan
+from brokers import wait_until
+from fleets import make_plan, records, terms
 from ledgers import (
     DATA,
     DATASET,
@@ -26,8 +25,10 @@ from ledgers import (
     fragments,
     open_state,
 )
+from storms import beside
 
 from agent.audit import open_ledger, verify
+from agent.charges import Budget
 from agent.spool import SpooledFragment
 from agent.state import AgentState
 from dpagent.errors import LedgerError, StateInUseError, StorageError
@@ -242,44 +243,17 @@ def test_the_spool_follows_a_fragment_to_its_receipt(path: Path) -> None:
 # --- SIGKILL -----------------------------------------------------------------------------------
 
 
-_CHARGE = """
-import os, sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from fleets import make_plan, records, terms
-from ledgers import charge_and_spool, charge_for, open_state
-from agent.charges import Budget
-from agent.spool import SpooledFragment
-
-data = records(20)
-state = open_state(Path(sys.argv[2]), Budget(1e9, 1.0))
-print("ready", flush=True)
-while True:
-    job = os.urandom(16)
-    for number in (1, 2, 3):
-        plan = make_plan(round=number, job=job, **terms(delta=1e-9))
-        charge = charge_for(plan, data, state.ledger)
-        fragments = [SpooledFragment(os.urandom(16), os.urandom(500), 0.0) for _ in range(20)]
-        charge_and_spool(state, charge, fragments)
-        time.sleep(float(sys.argv[3]))
-"""
-
-
-def start_charging(path: Path, pause_s: float = 0.0) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _CHARGE, str(Path(__file__).parents[1]), str(path), str(pause_s)],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGKILL)
-    process.wait(PATIENCE_S)
-    assert process.stdout is not None
-    process.stdout.close()
+def charge_on(path: Path, pause_s: float, ready: Callable[[], object]) -> NoReturn:
+    data = records(20)
+    state = open_state(path, Budget(1e9, 1.0))
+    ready()
+    while True:
+        job = os.urandom(16)
+        for number in (1, 2, 3):
+            charge = charge_for(make_plan(round=number, job=job, **terms(delta=1e-9)), data, state.ledger)
+            sent = [SpooledFragment(os.urandom(16), os.urandom(500), 0.0) for _ in range(20)]
+            charge_and_spool(state, charge, sent)
+            time.sleep(pause_s)
 
 
 @pytest.mark.heavy
@@ -287,11 +261,8 @@ def test_no_kill_leaves_a_fragment_without_its_charge(path: Path) -> None:
     generator = random.Random(5)
     charges = 0
     for _ in range(4):
-        process = start_charging(path)
-        try:
+        with beside(partial(charge_on, path, 0.0)):
             time.sleep(generator.uniform(0.05, 0.4))
-        finally:
-            end(process)
         proof = verify(path)
         connection, _ = open_ledger(path)
         rows = connection.execute("SELECT job, round, count(*) FROM fragments GROUP BY job, round").fetchall()
@@ -309,11 +280,8 @@ def test_no_kill_leaves_a_fragment_without_its_charge(path: Path) -> None:
 
 @pytest.mark.heavy
 def test_verifying_beside_a_busy_agent_raises_no_false_alarm(path: Path) -> None:
-    process = start_charging(path, 0.1)  # slower than verifying, or the two would race for ever
-    try:
+    with beside(partial(charge_on, path, 0.1)):  # slower than verifying, or the two would race for ever
         wait_until(lambda: verify(path).charges > 9, "some charges")
         seen = [verify(path).charges for _ in range(20)]
-    finally:
-        end(process)
     assert seen == sorted(seen)
     assert seen[-1] > seen[0]
