@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,23 +17,31 @@ Location: TypeAlias = tuple[int | str, ...]
 """Keys and list indices, from the outermost on."""
 
 _MOST_CHARACTERS = 1_000_000
+_SHORT = 4_000
+"""Characters of a text that cannot nest so deeply that libyaml, which has no limit, runs out of stack: it has
+half as many levels at most."""
 
 
 class _Loader(yaml.SafeLoader):
     """SafeLoader that reads ``1e-5`` as a number, as YAML 1.2 does."""
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(?:inf|Inf|INF))$|^\.(?:nan|NaN|NAN)$"
-    ),
-    list("-+0123456789."),
-)
+class _QuickLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """The same with the parser of libyaml, where PyYAML has it: a tenth of the time."""
+
+
+for _loader in (_Loader, _QuickLoader):
+    _loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    _loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(
+            r"^[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(?:inf|Inf|INF))$|^\.(?:nan|NaN|NAN)$"
+        ),
+        list("-+0123456789."),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +135,7 @@ def _parsed(
             f"{source} has more than {_MOST_CHARACTERS:,} characters; expected a short YAML file."
         )
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
+        loader, node = _node_in(text)
         if (number := _line_of_itself(node, (), set())) is not None:
             raise ConfigurationError(f"{at(source, number)}: a value contains itself.")
         if _size(node, {}) > _MOST_CHARACTERS:
@@ -146,6 +154,16 @@ def _parsed(
             "\n".join(f"{at(source, line)}: {dotted(key)}: duplicate key." for key, line in repeated)
         )
     return node, values, lines
+
+
+def _node_in(text: str) -> tuple[yaml.SafeLoader, yaml.Node | None]:
+    """The one node of a text, and the loader that makes values of it."""
+    if len(text) <= _SHORT:
+        with contextlib.suppress(yaml.YAMLError, ValueError):  # Which it says in fewer words.
+            quick = _QuickLoader(text)
+            return quick, quick.get_single_node()
+    loader = _Loader(text)
+    return loader, loader.get_single_node()
 
 
 def _children(node: yaml.Node) -> list[yaml.Node]:

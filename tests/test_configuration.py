@@ -14,9 +14,11 @@ from pydantic import BaseModel, Field, ValidationError
 from agent.profile import Profile
 from agent.settings import AgentSettings
 from coordinator.settings import FleetSettings
+from dpagent import yaml_file
 from dpagent.configuration import complaint, load_settings, resolve
 from dpagent.errors import ConfigurationError
 from dpagent.settings import FilePath, Settings
+from dpagent.yaml_file import read_document
 from simulation.request import BrokerRequest, Request
 
 
@@ -308,3 +310,27 @@ def test_a_problem_names_the_value_and_what_was_expected(tmp_path: Path) -> None
         with pytest.raises(ConfigurationError) as caught:
             load_settings(file, FleetSettings)
         assert f"{file}:1: {expected}" in str(caught.value).splitlines()
+
+
+def test_short_and_long_texts_are_read_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By libyaml and by PyYAML itself, from which all complaints come."""
+    values = (
+        "a: {b: [1e-5, 1.5E3, .inf, 0x1F, 017, 1_000, 12:30:45, yes, null, ~, 2026-01-02]}\n"
+        "c: |\n  two\n  lines\nd: >-\n  one\n  line\n'e': \"\\u03b5\"\n? f\n: - g\n  - &h {i: ε}\n  - *h\n"
+    )
+    texts = [values, "a: 1\na: 2\n", "a: [1", "a: b: c", "a: \x01", "\ta: 1", "a: !!python/object:x.y {}"]
+    texts += ["- " * 1_990 + "a", "a: &x [*x]", "", "--- 1\n--- 2\n"]
+    file, said = tmp_path / "x.yaml", []
+    for most in (yaml_file._SHORT, -1):
+        monkeypatch.setattr(yaml_file, "_SHORT", most)
+        said.append([])
+        for text in texts:
+            file.write_text(text)
+            try:
+                document = read_document(file, example="a: 1")
+                said[-1].append((repr(document.values), document.lines))
+            except ConfigurationError as error:
+                said[-1].append(str(error))
+    assert said[0] == said[1]
+    assert isinstance(said[0][0], tuple)
+    assert all(isinstance(each, str) for each in said[0][1:])
