@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 from pathlib import Path
@@ -13,8 +14,13 @@ from children import Child
 from commands import Result, dpagent
 from fleets import Program, merged, write_fleet
 
+import cli.enrol
 from coordinator.devices import Devices
 from coordinator.settings import CoordinatorSettings, load_coordinator_settings
+from dpagent import faults
+
+DIED = 77
+"""Exit code of a program that was ended on purpose."""
 
 
 class EnrolmentFleet:
@@ -111,3 +117,21 @@ def enrol(code: str, board: Path, *options: str) -> Result:
     return dpagent(
         "enrol", code, "--config", board / "agent.yaml", "--data", data, "--epsilon", "6", *options
     )
+
+
+def die_at(number: int) -> None:
+    """Let this process end at so many fault points from here."""
+    left = number
+
+    def reached(_point: faults.FaultPoint) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            os._exit(DIED)
+
+    faults.reached = reached
+
+
+def die_with_an_identity() -> None:
+    """Let this process end where an enrolment would keep what the coordinator has answered."""
+    cli.enrol._keep = lambda *_, **__: os._exit(DIED)  # type: ignore[assignment]

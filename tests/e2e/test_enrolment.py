@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import ssl
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from brokers import Broker, BrokerFactory, wait_until
-from commands import dpagent, dpagent_process
+from commands import TIMEOUT_S, command_line, dpagent
 from cryptography import x509
-from enrolments import EnrolmentFleet, enrol, mutual_tls
+from enrolments import DIED, EnrolmentFleet, die_at, die_with_an_identity, enrol, mutual_tls
 from fleets import Program, digits
+from launching.starts import Popen
 from members import certified, new_authority, written
 
 from agent.audit import audit
@@ -295,15 +298,8 @@ def test_an_enrolment_that_is_interrupted_goes_on_with_the_same_code(scene: Scen
     (code,) = scene.fleet.invite()
     board = tmp_path / "board"
     for number in range(1, 30):
-        kill = (
-            f"import os; from dpagent import faults; left = [{number}]\n"
-            "def reached(point):\n"
-            "    left[0] -= 1\n"
-            "    if not left[0]: os._exit(77)\n"
-            "faults.reached = reached"
-        )
-        result = interrupted(code, board, kill)
-        if result != 77:
+        result = interrupted(code, board, partial(die_at, number))
+        if result != DIED:
             break
     assert result == ExitCode.OK
     assert number > 4
@@ -319,23 +315,22 @@ def test_an_enrolment_that_is_interrupted_goes_on_with_the_same_code(scene: Scen
 def test_another_code_after_an_interruption_makes_another_device(scene: Scene, tmp_path: Path) -> None:
     (first, second) = scene.fleet.invite("--count", "2")
     board = tmp_path / "board"
-    before = "import os; import cli.enrol; cli.enrol._keep = lambda *_, **__: os._exit(77)"
-    assert interrupted(first, board, before) == 77
-    assert interrupted(second, board, "") == ExitCode.OK
+    assert interrupted(first, board, die_with_an_identity) == DIED
+    assert interrupted(second, board) == ExitCode.OK
     assert sorted(file.name for file in (board / "identity").iterdir()) == [
         "device.crt", "device.key", "fleet-ca.crt",
     ]  # fmt: skip
     assert outcome(load_agent_settings(board / "agent.yaml").mqtt) is None
 
 
-def interrupted(code: str, board: Path, before: str) -> int:
+def interrupted(code: str, board: Path, first: Callable[[], object] | None = None) -> int:
     board.mkdir(exist_ok=True)
     save_npz(board / "data.npz", digits(0, 50))
-    result = dpagent_process(
-        "enrol", code, "--config", board / "agent.yaml", "--data", board / "data.npz", "--epsilon", "6",
-        before=before,
-    )  # fmt: skip
-    return result.returncode
+    words = command_line(
+        "enrol", code, "--config", board / "agent.yaml", "--data", board / "data.npz", "--epsilon", "6"
+    )
+    with Popen(words, first=first, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        return process.wait(TIMEOUT_S)
 
 
 def test_a_code_file_keeps_the_code_from_the_list_of_processes(scene: Scene, tmp_path: Path) -> None:
