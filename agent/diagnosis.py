@@ -30,6 +30,7 @@ from agent.limit_settings import LimitSettings
 from agent.limits import BeyondLimitError, UnwantedReceiptsError, require_receipts, require_within
 from agent.profile import LoadedProfile, fits_memory, open_profile
 from agent.rounds import declined_rounds
+from agent.rows import RowStore
 from agent.sensors import Sensors
 from agent.settings import AgentSettings, on_board
 from dpagent.clock import SystemClock
@@ -322,6 +323,10 @@ def _data(settings: AgentSettings) -> Finding:
             "data", f"{text}, and data.max_records is {data.max_records:,}", "Raise it, or remove records.",
             ExitCode.DATA,
         )  # fmt: skip
+    try:
+        RowStore(settings.state_dir, data).require_room(dataset.record_bytes)
+    except DpagentError as error:
+        return problem_of("data", error)
     if not number:
         return warning("data", f"{text}: the board would send noise alone", remedy)
     if left_out:

@@ -48,7 +48,7 @@ from agent.row_index import DECODED, Index
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, Indices, Origin
 from dpagent.learning.data.stored import RawFile
-from dpagent.storage import disk_errors, overwrite, replace_durably, take_room
+from dpagent.storage import disk_errors, overwrite, replace_durably, require_room, take_room
 from dpagent.wording import counted
 
 _SIGNS: Final = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("is_one", "<u4")])
@@ -179,11 +179,23 @@ class RowStore:
         Raises:
             StorageError: the disk has none.
         """
+        return take_room(*self._room(record_bytes))
+
+    def require_room(self, record_bytes: int) -> None:
+        """As :meth:`take_room`, and take nothing.
+
+        Raises:
+            StorageError: the disk has none.
+        """
+        require_room(*self._room(record_bytes))
+
+    def _room(self, record_bytes: int) -> tuple[Path, int, str, str]:
+        """The file of rows and its size, what it holds, and what to do if there is no room for it."""
         assert self._settings.max_records is not None
-        size = self._settings.max_records * record_bytes
-        return take_room(
-            self.rows_file, size, holds=f"the rows of {counted(self._settings.max_records, 'record')}",
-            remedy="Free space, put state_dir on a larger disk, or lower data.max_records.",
+        return (
+            self.rows_file, self._settings.max_records * record_bytes,
+            f"the rows of {counted(self._settings.max_records, 'record')}",
+            "Free space, put state_dir on a larger disk, or lower data.max_records.",
         )  # fmt: skip
 
     def remove(self) -> None:

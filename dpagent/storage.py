@@ -426,7 +426,41 @@ def overwrite(descriptor: int, data: bytes, offset: int) -> None:
         rest, offset = rest[written:], offset + written
 
 
-def take_room(path: Path, size: int, *, holds: str, remedy: str) -> bool:
+def require_room(path: Path, size: int, holds: str, remedy: str) -> None:
+    """Refuse a file for which the disk has no room. It need not exist, nor its directory.
+
+    Args:
+        path: the file; what it has on the disk counts.
+        size: bytes that it is to have.
+        holds: what the file is for, and
+        remedy: what to do without room, for the text of the error.
+
+    Raises:
+        StorageError: 256 MiB of the disk would not stay free, or the file cannot be looked at.
+    """
+    place = path.parent
+    with disk_errors(path):
+        try:
+            missing = size - _on_disk(path.stat())
+        except FileNotFoundError:
+            missing = size
+        while not os.path.exists(place) and place != place.parent:  # noqa: PTH110 - where it may not look
+            place = place.parent
+        space = os.statvfs(place)
+    free = space.f_bavail * space.f_frsize
+    if missing > 0 and free < missing + SPACE_LEFT:
+        raise StorageError(
+            f"{path}: {holds} take {missing:,} bytes more, and the disk has {free:,}; expected"
+            f" {SPACE_LEFT >> 20} MiB to stay free. {remedy}"
+        )
+
+
+def _on_disk(state: os.stat_result) -> int:
+    """Bytes of a file that have their blocks."""
+    return min(state.st_size, state.st_blocks * 512)
+
+
+def take_room(path: Path, size: int, holds: str, remedy: str) -> bool:
     """Make a file at least so large, with blocks of the disk that are its own: later writes find room.
 
     Args:
@@ -441,19 +475,13 @@ def take_room(path: Path, size: int, *, holds: str, remedy: str) -> bool:
     Raises:
         StorageError: 256 MiB of the disk would not stay free, or the file cannot be written.
     """
+    require_room(path, size, holds, remedy)
     with disk_errors(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            space, there = os.fstatvfs(descriptor), os.fstat(descriptor)
-            missing = size - min(there.st_size, there.st_blocks * 512)
-            free = space.f_bavail * space.f_frsize
+            missing = size - _on_disk(os.fstat(descriptor))
             if missing <= 0:
                 return True
-            if free < missing + SPACE_LEFT:
-                raise StorageError(
-                    f"{path}: {holds} take {missing:,} bytes more, and the disk has {free:,}; expected"
-                    f" {SPACE_LEFT >> 20} MiB to stay free. {remedy}"
-                )
             try:
                 os.posix_fallocate(descriptor, 0, size)
             except OSError as error:

@@ -19,6 +19,7 @@ from ledgers import charge_for, open_state, tamper
 
 from agent.charges import Budget
 from coordinator.keys import load_signer
+from dpagent import storage
 from dpagent.errors import ExitCode
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
@@ -208,6 +209,17 @@ def test_data_that_are_not_there_or_too_many_or_none_are_named(board: Path) -> N
 
 
 # --- broker and plan ---
+
+
+def test_a_disk_without_room_for_the_rows_is_named_before_the_agent_starts(
+    board: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "SPACE_LEFT", 1 << 60)
+    found = of_board(board)
+    assert found["data"]["verdict"] == "problem"
+    assert "the rows of 60 records" in found["data"]["finding"]
+    assert doctor(board, "--no-broker").returncode == ExitCode.STORAGE
+    assert not (board.with_name("state") / "records.rows").exists(), "nothing is taken by a look"
 
 
 @contextmanager
