@@ -63,7 +63,7 @@ bundle: $(VENV)/bin/python ## Wheels for a board without internet, into dist: ma
 containers: ## Container images of agent, coordinator and mixer, in build/containers (as root; needs buildah, podman, runc, mmdebstrap)
 	packaging/containers/build build/containers $(ARCH)
 
-test-containers: $(VENV)/containers containers ## A fleet of containers, the images, the manifest for Kubernetes (as root; needs podman-compose too)
+test-containers: $(VENV)/containers containers ## A fleet of containers, the images, the manifest for Kubernetes (as root; needs podman-compose and catatonit too)
 	$(BIN)/python -m pytest -m "slow or not slow" tests/containers $(ARGS)
 
 lint: $(VENV)/dev ## ruff, mypy --strict and the import contract

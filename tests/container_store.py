@@ -15,7 +15,7 @@ from brokers import wait_until
 HERE: Final = Path(__file__).parents[1]
 STORE: Final = Path(os.environ.get("CONTAINER_STORE", HERE / "build" / "containers"))
 IN_STORE: Final = HERE / "packaging" / "containers" / "in-store"
-TOOLS: Final = ("podman", "runc", "podman-compose")
+TOOLS: Final = ("podman", "runc", "podman-compose", "catatonit")
 IMAGES: Final = ("localhost/dpagent", "localhost/dpagent-coordinator", "localhost/dpagent-mixer")
 UID: Final = 10_001
 PATIENCE_S: Final = 180.0
