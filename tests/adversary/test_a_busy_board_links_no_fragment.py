@@ -42,18 +42,16 @@ FLOODS, MESSAGES, EVERY_S = 3, 260, 5.0
 AS_IT_IS = "from cli.main import main; main()"
 AS_BEFORE = (
     """
+import time
 from contextlib import nullcontext
 from agent.publisher import Publisher
 from agent.spool import Spool
 Publisher.running = lambda self: nullcontext()
-def known(self, digests):
-    find = "SELECT digest FROM fragments WHERE digest = ? AND fragments.state != 'counted'"
-    rows = (self._connection.execute(find, (each,)).fetchone() for each in digests for _ in range(2))
-    return {row[0] for row in rows if row is not None}
-Spool.known = known
+Spool.known = lambda self, digests: time.sleep(0.01) or []
 """
     + AS_IT_IS
 )
+"""With the time that the database took, however busy the machine is; no receipt is a board's here."""
 
 
 class Arrivals:
