@@ -16,14 +16,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from members import written
 
 from coordinator.authority import Authority, pem_of
-from dpagent.protocol.enrolment import Invitation, new_secret
+from dpagent.protocol.enrolment import CONFIRM_PATH, ConfirmAnswer, Invitation, json_of, new_secret
 
 Answer = Callable[[ssl.SSLSocket], None]
 
 
 @contextmanager
 def played(authority: Authority, directory: Path, answer: Answer) -> Iterator[Invitation]:
-    """An endpoint that shows the authority first, and then answers so."""
+    """An endpoint that shows the authority first, and then answers so; who shows it a certificate is heard."""
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = authority.issue_server(key.public_key(), ["127.0.0.1"], days=1, now=datetime.now(UTC))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -44,6 +44,8 @@ def played(authority: Authority, directory: Path, answer: Answer) -> Iterator[In
                         asked = request(connection)
                         if asked.startswith(b"GET "):
                             connection.sendall(said(pem_of(authority.chain)))
+                        elif asked.startswith(f"POST {CONFIRM_PATH} ".encode()):
+                            connection.sendall(said(json_of(ConfirmAnswer())))
                         else:
                             answer(connection)
                 except OSError:

@@ -53,7 +53,7 @@ def questions(connection):
 class Connection:
     def recv(self):
         from types import SimpleNamespace
-        return SimpleNamespace(profile=SimpleNamespace(niceness=0), log_level=0, settings=None)
+        return SimpleNamespace(settings=SimpleNamespace(niceness=0), log_level=0)
 
 worker_program._Questions = questions
 try:
