@@ -260,7 +260,7 @@ class Agent:
                         "connected to %s", self._settings.mqtt.url,
                         extra=about(event=Event.CONNECTED, broker=self._settings.mqtt.url),
                     )  # fmt: skip
-                    self._publisher.draw_times()
+                    self._publisher.go_on()
                     self._announcements.draw_probe_times()
                 case Subscribed():
                     if self._announcements.current is None:

@@ -7,12 +7,17 @@ of subscriptions to receipts. So a thread of its own sends what is due. The agen
 ahead of their times, from the spool, and notes later which have left.
 
 **The rate.** What waits for its turn must not leave at equal distances, or each board's would have a beat of
-its own, by which the coordinator would know all of them. So each fragment is held, when it is due and the one
-before it has left, for a time that is drawn from an exponential distribution: a queue of the kind M/M/1.
+its own, by which the coordinator would know all of them. So when one is due and the one before it has left,
+the next is held for a time that is drawn from an exponential distribution: a queue of the kind M/M/1.
 While it is full, a board's fragments are a Poisson process, and those of several boards together are one, of
 which no time tells whose a fragment is; while it is not, they leave as they came, as a Poisson process too
 (Burke, "The Output of a Queuing System", Operations Research 4(6), 1956). Probes, which are known by name,
 have a queue of their own: they wait for no fragment, and no fragment waits for them.
+
+**The order.** Which of those that are due leaves is drawn, too. In the order of their times, two fragments of
+a board would wait for nearly the same others, and whoever withholds receipts would know them by that: the
+time from one copy to the next would be nearly the same for both. Of a Poisson process whose events are dealt
+out at random, each fragment's are a Poisson process of its own, independent of all others'.
 """
 
 from __future__ import annotations
@@ -21,8 +26,9 @@ import logging
 import math
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Final, TypeAlias
 
 from agent.spool import SpooledFragment
@@ -57,6 +63,11 @@ def sealed_for(fragment: bytes, plan: Plan) -> bytes:
     return seal_for(as_sent(fragment, plan), plan)
 
 
+def _is_due(fragment: SpooledFragment, now: float) -> bool:
+    """Whether its time has come (monotonic seconds)."""
+    return fragment.due_at is not None and fragment.due_at <= now
+
+
 class _Queue:
     """Messages that leave one after the other.
 
@@ -77,32 +88,32 @@ class _Queue:
         self.left: dict[bytes, float] = {}
 
     def turn_of(self, due_at: float) -> float:
-        """When the first one leaves, which is due at a time (monotonic), as far as that is known."""
+        """When one leaves, of which the first is due at a time (monotonic), as far as that is known."""
         return due_at if self._leaves_at is None else max(due_at, self._leaves_at)
 
-    def has_turn(self, due_at: float, now: float) -> bool:
-        """Whether the first one leaves by now, which is due."""
+    def next_to_leave(self, now: float) -> SpooledFragment | None:
+        """One of those that are due, if it is time for one to leave; each is as likely."""
+        due = list(takewhile(lambda each: _is_due(each, now), self.waiting.values()))
+        if not due:
+            self._leaves_at = None  # Of one that has its receipt by now.
+            return None
         if self._leaves_at is None:
-            begins_at = max(due_at, self._left_at, now - _BURST / self._rate)
+            assert due[0].due_at is not None
+            begins_at = max(due[0].due_at, self._left_at, now - _BURST / self._rate)
             self._leaves_at = begins_at + self._chance.expovariate(self._rate)
-        return self._leaves_at <= now
+        return self._chance.choice(due) if self._leaves_at <= now else None
 
     def note_left(self, digest: bytes, again_at: float) -> None:
-        """The first one has left."""
+        """One has left."""
         assert self._leaves_at is not None
         self._left_at, self._leaves_at = self._leaves_at, None
         del self.waiting[digest]
         self.left[digest] = again_at
 
-    def prepare(self, due_at: Mapping[bytes, float], message: Callable[[bytes], bytes | None]) -> None:
+    def prepare(self, fragments: Iterable[SpooledFragment]) -> None:
         """These leave, and no others any more; see :meth:`Departures.prepare`."""
-        before, self.waiting = self.waiting, {}
-        for digest, at in due_at.items():
-            # The thread may have sent one since its time was read.
-            if digest not in self.left:
-                text = before[digest].message if digest in before else message(digest)
-                if text is not None:
-                    self.waiting[digest] = SpooledFragment(digest, text, at)
+        # The thread may have sent one since its time was read.
+        self.waiting = {each.digest: each for each in fragments if each.digest not in self.left}
 
     def take_left(self) -> dict[bytes, float]:
         """What has left since the last call."""
@@ -174,9 +185,20 @@ class Departures:
                 again (monotonic seconds).
         """
         with self._changed:
+            before = self._probes.waiting | self._fragments.waiting
+
+        def read(due_at: Mapping[bytes, float]) -> Iterator[SpooledFragment]:
+            for digest, at in due_at.items():
+                text = before[digest].message if digest in before else message(digest)
+                if text is not None:
+                    yield SpooledFragment(digest, text, at)
+
+        # Before the thread has to wait: the disk may take long.
+        new_probes, new_fragments = [*read(probes)], [*read(fragments)]
+        with self._changed:
             self._plan, self._resent_from = plan, resent_from
-            self._probes.prepare(probes, message)
-            self._fragments.prepare(fragments, message)
+            self._probes.prepare(new_probes)
+            self._fragments.prepare(new_fragments)
             self._changed.notify()
 
     def clear(self) -> None:
@@ -199,13 +221,19 @@ class Departures:
             return self._probes.take_left(), self._fragments.take_left()
 
     @property
+    def prepared(self) -> frozenset[bytes]:
+        """Digests of the fragments that are prepared."""
+        with self._changed:
+            return frozenset(self._fragments.waiting)
+
+    @property
     def next_end_at(self) -> float:
         """When the next subscription to a receipt ends (monotonic seconds); infinite without any."""
         with self._changed:
             return min(self._heard_until.values(), default=math.inf)
 
     def turn_of(self, due_at: float) -> float:
-        """When the first fragment leaves, which is due at a time (monotonic), as far as that is known."""
+        """When a fragment leaves, where the first is due at a time (monotonic), as far as that is known."""
         with self._changed:
             return self._fragments.turn_of(due_at)
 
@@ -246,12 +274,10 @@ class Departures:
     def _send(self, queue: _Queue, plan: Plan) -> None:
         """Publish what is due of the open round."""
         topic = self._topics.fragments if plan.mixer is None else self._topics.mixer
-        for each in [*queue.waiting.values()]:
+        # Without room, the session would send the excess later, in a burst.
+        while self._session.has_room:
             now = self._clock.monotonic()
-            # The session would send the excess later, in a burst.
-            if each.due_at is None or each.due_at > now or not self._session.has_room:
-                break
-            if not queue.has_turn(each.due_at, now):
+            if (each := queue.next_to_leave(now)) is None:
                 break
             sealed = self._seal(each.message, plan)
             faults.reached(FaultPoint.AGENT_SEALED)

@@ -101,8 +101,8 @@ class Publisher:
         self._window: _Window | None = None
         self._jitter_ends_at = -math.inf
         """Of the times that were drawn last."""
-        self._waits_for_times = False
-        """Whether the connection was lost, and no times have been drawn since."""
+        self._is_held = False
+        """Whether the connection was lost, and :meth:`go_on` not called since."""
 
     def running(self) -> AbstractContextManager[None]:
         """Publish at the times that were drawn, also while this thread does something else."""
@@ -162,10 +162,15 @@ class Publisher:
         self._window = None
 
     def hold(self) -> None:
-        """Publish nothing until times are drawn anew: the connection was lost, and by the next one all that
-        were due meanwhile would leave at once."""
+        """Publish nothing until :meth:`go_on`: the connection was lost, and by the next one all that were due
+        meanwhile would leave at once."""
         self._departures.clear()
-        self._waits_for_times = True
+        self._is_held = True
+
+    def go_on(self) -> None:
+        """There is a connection: publish, at times that are drawn anew."""
+        self._is_held = False
+        self.draw_times()
 
     def draw_probe_times(self, decided_from: float) -> None:
         """Give every probe of the open round a new random time, once it is made and after an interruption.
@@ -192,7 +197,7 @@ class Publisher:
         """Give every pending fragment of the open round a new random time, after spooling and after an
         interruption. Those of other rounds wait until theirs is open again."""
         self._departures.clear()
-        self._waits_for_times = False
+        self._note_left()  # Before other times are drawn for what has left, or that would undo them.
         if self._window is not None:
             of = self._window.plan.job.hex(), self._window.plan.round
             pending = self._state.spool.pending()
@@ -207,12 +212,12 @@ class Publisher:
         left, and prepare the next ones."""
         self._note_left()
         window = self._window
-        if window is not None and not self._waits_for_times:
+        if window is not None and not self._is_held:
             state = self._state
             self._departures.prepare(
                 window.plan,
                 state.probes.due(math.inf, AHEAD),
-                state.spool.due(math.inf, AHEAD),
+                state.spool.next_ones(self._clock.monotonic(), AHEAD, self._departures.prepared),
                 message=lambda digest: state.probes.message(digest) or state.spool.message(digest),
                 resent_from=self._jitter_ends_at,
             )
@@ -229,7 +234,7 @@ class Publisher:
         """Seconds until something may be published, or a subscription ends; otherwise infinite."""
         now = self._clock.monotonic()
         wait_s = self._departures.next_end_at - now
-        if self._window is None or self._waits_for_times or not self._session.has_room:
+        if self._window is None or self._is_held or not self._session.has_room:
             return max(wait_s, _LEAST_WAIT_S)  # A plan, a connection and a PUBACK are events of their own.
         if (due_at := self._state.probes.next_due_at()) is not None:
             wait_s = min(wait_s, due_at - now)

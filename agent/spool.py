@@ -11,8 +11,10 @@ the board's clock does not change, and are drawn again after a start.
 
 from __future__ import annotations
 
+import math
+import random
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -146,6 +148,21 @@ class Spool:
             "SELECT digest, due_at FROM times WHERE due_at <= ? ORDER BY due_at LIMIT ?", (until, limit)
         )
         return dict(rows.fetchall())
+
+    def next_ones(self, now: float, limit: int, kept: Collection[bytes]) -> dict[bytes, float]:
+        """Due times of up to ``limit`` fragments that leave next, by digest, the earliest first.
+
+        Where more are due by now (monotonic), they are those that are ``kept``, and others at random: the
+        order in which they came to be due would tell whose they are; see :mod:`agent.departures`.
+        """
+        found = self.due(math.inf, limit)
+        if len(found) < limit or max(found.values(), default=math.inf) > now:
+            return found
+        passed = self.due(now, -1)
+        chosen = [digest for digest in kept if digest in passed]
+        others = [digest for digest in passed if digest not in kept]
+        chosen += random.SystemRandom().sample(others, min(len(others), limit - len(chosen)))
+        return {digest: passed[digest] for digest in sorted(chosen, key=passed.__getitem__)}
 
     def pending(self) -> dict[bytes, tuple[str, int]]:
         """Job and round of all fragments that are neither counted nor expired, by digest."""

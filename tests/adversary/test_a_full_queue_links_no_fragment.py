@@ -10,13 +10,25 @@ Power: where the rate is kept by equal distances, as it was, more than four of f
     it has the whole chain of each board, of which a probe, known by name, was a part.
 
 Outcome: one in eight is right, as by chance.
+
+The same coordinator withholds the receipts, and sees each fragment again and again.
+
+Claim: how long it takes from each copy to the next tells nothing of which fragments are one board's.
+Parameters: two boards with 100 fragments each in a window of 5 s, at 2 a second, until 1,600 have left. Of
+    those whose first copies came one after the other, it takes two for one board's that took as long from
+    copy to copy, three times.
+
+Power: where they leave in the order of their times, both wait for the same others: nearly all that are one
+    board's come before nearly all others.
+
+Outcome: they come in no order.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +50,7 @@ from dpagent.protocol.topics import Topics
 from dpagent.storage import transaction
 
 BOARDS, FRAGMENTS, WINDOW_S, RATE, APART_S, ALPHA = 8, 60, 5.0, 10.0, 0.001, 1e-6
+COPIES, LEAVE = 4, 1_600
 PLAN = make_plan(compute_slot_s=5.0, jitter_window_s=WINDOW_S)
 Board = tuple[AgentState, Publisher, Line]
 
@@ -51,27 +64,42 @@ def clock() -> MovableClock:
     return MovableClock(unix=5_000.0)
 
 
-@pytest.fixture
-def boards(tmp_path: Path, clock: MovableClock) -> Iterator[list[Board]]:
+@contextmanager
+def fleet(
+    directory: Path, clock: MovableClock, *, boards: int, fragments: int, rate: float
+) -> Iterator[list[Board]]:
     with ExitStack() as held:
         found: list[Board] = []
-        for number in range(BOARDS):
-            state, line = open_state(tmp_path / str(number)), Line()
+        for number in range(boards):
+            state, line = open_state(directory / str(number)), Line()
+            line.room = line.accepts = 1 << 30
             held.callback(state.close)
             session: Any = line
             publisher = Publisher(
-                state, session, Topics("testers"), messages_per_second=RATE, period_s=5.0, clock=clock,
+                state, session, Topics("testers"), messages_per_second=rate, period_s=5.0, clock=clock,
                 seal=unsealed,
             )  # fmt: skip
-            fragments = [
+            spooled = [
                 SpooledFragment.of(Fragment(PLAN.round, place, os.urandom(16), b"values"))
-                for place in range(FRAGMENTS)
+                for place in range(fragments)
             ]
             with transaction(state.connection):
-                state.spool.put(PLAN.job.hex(), PLAN.round, fragments)
+                state.spool.put(PLAN.job.hex(), PLAN.round, spooled)
             publisher.open_window(PLAN, publisher.grid_time(clock.monotonic()))
             publisher.draw_times()
             found.append((state, publisher, line))
+        yield found
+
+
+@pytest.fixture
+def boards(tmp_path: Path, clock: MovableClock) -> Iterator[list[Board]]:
+    with fleet(tmp_path, clock, boards=BOARDS, fragments=FRAGMENTS, rate=RATE) as found:
+        yield found
+
+
+@pytest.fixture
+def slow_boards(tmp_path: Path, clock: MovableClock) -> Iterator[list[Board]]:
+    with fleet(tmp_path, clock, boards=2, fragments=100, rate=2.0) as found:
         yield found
 
 
@@ -107,3 +135,45 @@ def test_power_a_beat_tells_the_chain_of_each_board(boards: list[Board], clock: 
     right, probability = guessed(boards, clock)
     assert probability < ALPHA
     assert right > 0.8
+
+
+def alike(boards: list[Board], clock: MovableClock) -> tuple[float, float]:
+    """How often a pair of one board's took as long from copy to copy as no pair of two boards', and the
+    probability that it is so often by chance."""
+    copies: dict[bytes, list[float]] = {}
+    owners: dict[bytes, int] = {}
+    for _ in range(LEAVE):
+        while not any(line.sent for *_, line in boards):
+            clock.advance(min(publisher.due_in_s() for _, publisher, _ in boards))
+            for _, publisher, _ in boards:
+                publisher.publish_due()
+        for number, (*_, line) in enumerate(boards):
+            while line.sent:
+                copies.setdefault(message := line.sent.pop(), []).append(clock.monotonic())
+                owners[message] = number
+    came = sorted((times[:COPIES], owners[each]) for each, times in copies.items() if len(times) >= COPIES)
+    differences: dict[bool, list[float]] = {True: [], False: []}
+    for (one, board), (other, another) in zip(came[::2], came[1::2], strict=False):
+        differences[board == another].append(float(((np.diff(one) - np.diff(other)) ** 2).sum()))
+    test = stats.mannwhitneyu(differences[True], differences[False], alternative="less")
+    probability = float(test.pvalue)
+    share = 1 - test.statistic / (len(differences[True]) * len(differences[False]))
+    print(f"{share:.2f} of the pairs in order, by chance with a probability of {probability:.2g}")
+    return share, probability
+
+
+def test_copies_of_fragments_that_wait_together_come_in_no_order(
+    slow_boards: list[Board], clock: MovableClock
+) -> None:
+    share, probability = alike(slow_boards, clock)
+    assert probability > ALPHA, share
+
+
+def test_power_in_the_order_of_their_times_copies_tell_which_wait_together(
+    slow_boards: list[Board], clock: MovableClock
+) -> None:
+    for _, publisher, _ in slow_boards:
+        publisher._departures._random.choice = lambda due: due[0]  # type: ignore[method-assign]
+    share, probability = alike(slow_boards, clock)
+    assert probability < ALPHA
+    assert share > 0.8

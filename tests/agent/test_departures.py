@@ -76,12 +76,39 @@ def test_what_was_due_without_a_connection_waits_for_other_times(state: AgentSta
         publisher.publish_due()  # the next one is there, and nobody has taken note yet.
     assert line.sent == []
     assert publisher.due_in_s() == float("inf")
-    publisher.draw_times()
+    publisher.draw_times()  # A round is spooled meanwhile.
+    clock.advance(5.0)
+    publisher.publish_due()
+    assert line.sent == []
+    publisher.go_on()
     publisher.publish_due()
     assert line.sent == []
     clock.advance(3.0)
     publisher.publish_due()
     assert len(line.sent) == 4
+
+
+def test_they_leave_while_the_disk_is_slow_to_give_the_next_ones(
+    state: AgentState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, clock = Line(), SystemClock()
+    publisher = publisher_of(state, line, clock)
+    first, second = spooled(state, 2)
+    publisher.open_window(PLAN, clock.monotonic())
+    read = state.spool.message
+
+    def slow(digest: bytes) -> bytes | None:
+        if digest == second.digest:
+            wait_until(lambda: len(line.sent) == 1, "the first one")
+        return read(digest)
+
+    monkeypatch.setattr(state.spool, "message", slow)
+    with publisher.running():
+        state.reschedule([(clock.monotonic() + 0.2, first.digest)])
+        publisher.publish_due()
+        state.reschedule([(clock.monotonic() + 0.3, second.digest)])
+        publisher.publish_due()
+        wait_until(lambda: len(line.sent) == 2, "both")
 
 
 def test_what_another_window_replaces_leaves_no_more(state: AgentState) -> None:

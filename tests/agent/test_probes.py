@@ -192,7 +192,7 @@ def test_it_does_not_wait_for_the_fragments_before_it(tmp_path: Path) -> None:
     with served(tmp_path) as fleet:
         go_by(fleet, 1)
         publisher, line = fleet.device.cycle._publisher, fleet.device.line
-        publisher._departures._fragments.has_turn = lambda due_at, now: False  # type: ignore[method-assign]
+        publisher._departures._fragments.next_to_leave = lambda now: None  # type: ignore[method-assign]
         state, now = fleet.device.state, fleet.device.clock.monotonic()
         ((_, probe),) = probes(fleet)
         state.probes.draw_times({probe: now - 1.0})

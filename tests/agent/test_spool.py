@@ -49,6 +49,14 @@ def test_what_is_due_comes_earliest_first_and_no_more_than_is_asked_for(spool: S
     assert spool.next_due_at() == 1.0
 
 
+def test_of_more_that_are_due_than_leave_next_any_are_taken(spool: Spool) -> None:
+    assert list(spool.next_ones(2.5, 2, ())) == [b"a1", b"a2"]
+    assert list(spool.next_ones(0.0, 9, ())) == [b"a1", b"a2", b"a3"]
+    assert {next(iter(spool.next_ones(9.0, 1, ()))) for _ in range(100)} == {b"a1", b"a2", b"a3"}
+    assert {tuple(spool.next_ones(9.0, 2, {b"a3"})) for _ in range(100)} == {(b"a1", b"a3"), (b"a2", b"a3")}
+    assert spool.next_ones(9.0, 1, {b"a2", b"another"}) == {b"a2": 2.0}
+
+
 def test_what_has_no_time_yet_is_never_due(connection: sqlite3.Connection) -> None:
     spool = Spool(connection)
     assert spool.next_due_at() is None
