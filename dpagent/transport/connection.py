@@ -57,6 +57,8 @@ _IN_FLIGHT = 20
 """Concurrent publications without a PUBACK: the default limit of brokers."""
 _FILTERS_AT_ONCE: Final = 8
 """Topic filters in one SUBSCRIBE: as many as AWS IoT Core takes."""
+_MOST_ASKED: Final = 256
+"""Subscriptions without an answer. Beyond that there is no room for publications, which each may need one."""
 _FULL_S: Final = 0.02
 """The library's thread waits no longer for room before it looks what is to be sent."""
 
@@ -151,8 +153,8 @@ class Connection:
 
     @property
     def has_room(self) -> bool:
-        """Whether a publication would leave at once, without waiting for other PUBACKs."""
-        is_free = self._published - self._answered < _IN_FLIGHT
+        """Whether a publication would leave at once, without waiting for other PUBACKs or SUBACKs."""
+        is_free = self._published - self._answered < _IN_FLIGHT and len(self._asked) <= _MOST_ASKED
         return self.is_accepted and is_free and self._client.has_room
 
     def open(self) -> None:
@@ -263,7 +265,8 @@ class Connection:
         if not refused:
             self._tell(Subscribed())
         elif is_optional:
-            self._tell(NotSubscribed(f"{topics[0]}: {refused[0]}"))
+            # Without the topic: it is one fragment's, and logs are shown to others.
+            self._tell(NotSubscribed(f"a subscription ({refused[0]})"))
         elif any(str(reason) == "Shared subscriptions not supported" for reason in refused):
             self._tell(Refused("it does not support shared subscriptions"))
         else:
@@ -343,7 +346,7 @@ class Connection:
         elif self._persistent or str(reason) == "Not authorized":
             self._tell(Refused(f"no permission to publish ({reason})"))
         else:  # A quota, say: of one message, which a device sends again.
-            self._tell(NotPublished(str(reason)))
+            self._tell(NotPublished(f"a message ({reason})"))
 
 
 def _batches(topics: Sequence[str]) -> Iterator[Sequence[str]]:

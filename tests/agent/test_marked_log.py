@@ -60,7 +60,7 @@ PUBLIC = {
     },
     "dpagent.transport.session": {
         "not accepted (%s); trying MQTT version %s": "the broker's answer",
-        "the broker does not take everything that it is sent: %s": "the broker's answer, and a random topic",
+        "the broker does not take everything that it is sent: %s": "the broker's answer",
     },
 }  # fmt: skip
 """What goes into a pack for support unmarked, and what it follows from. A new line needs its reason here."""
