@@ -188,7 +188,7 @@ class Announcements:
             # A plan of another job came between, and broke nothing off.
             self.current = underway
             self._publisher.open_window(underway.plan, self._slots.begins_at, self._slots.number)
-            self._publisher.draw_times()
+            self._publisher.draw_times_again()
             self.draw_probe_times()
             return
         phase = self._phase_of(plan, digest)
@@ -224,16 +224,17 @@ class Announcements:
         return Phase.SETTLED if self._declined == (digest, plan.deadline) else Phase.DECIDE
 
     def _schedule(self, announced: Announced) -> None:
-        """Give pending fragments of the round new random times.
+        """Give pending fragments of the round new random times, unless they have some for this very plan.
 
-        This program or the coordinator has restarted: at their old times, all would leave at once.
+        This program has restarted, or another plan came between: at their old times, all would leave at once.
         """
-        if may_send(announced.plan, self._limits, is_member=self._is_member) and self._is_of(announced):
-            self._publisher.open_window(announced.plan, self._publisher.grid_time(announced.begins_at))
-            self._publisher.draw_times()
+        publisher = self._publisher
+        if not (may_send(announced.plan, self._limits, is_member=self._is_member) and self._is_of(announced)):
+            publisher.close_window()  # Not the plan that was charged, or not the limits.
+        elif not publisher.is_open_for(announced.plan):
+            publisher.open_window(announced.plan, publisher.grid_time(announced.begins_at))
+            publisher.draw_times_again()
             self.draw_probe_times()
-        else:
-            self._publisher.close_window()  # Not the plan that was charged, or not the limits.
 
     def _is_of(self, announced: Announced) -> bool:
         """Whether what is spooled for the round was made for this very plan, and by a job that the owner

@@ -8,7 +8,8 @@ at the next point once it is prepared, and its window opens a whole number of co
 message came, how long admission and training took and how large the lot was show in no time of publication,
 as long as training fits its slots, of which the last quarter stays free. How many those are follows from a
 trial before the charge (:mod:`agent.effort`). The update is taken at the beginning of that quarter, and must
-be spooled in the first half of it.
+be spooled in the first half of it. Whoever announces a plan again changes nothing of that, and what gets
+another time after an interruption gets none on the grid.
 
 **Receipts on topics of their own.** Where the plan wants them, a fragment leaves right after a subscription
 to the topic of its receipt. It ends when the fragment is sent again without a receipt, and with one at that
@@ -66,6 +67,16 @@ class _Window:
     begins_at: float
     slots: int
 
+    @property
+    def job(self) -> str:
+        """In hexadecimal."""
+        return self.plan.job.hex()
+
+    @property
+    def round(self) -> int:
+        """Its number."""
+        return self.plan.round
+
 
 class Publisher:
     """Publishes the pending fragments of the spool.
@@ -101,6 +112,8 @@ class Publisher:
         self._window: _Window | None = None
         self._jitter_ends_at = -math.inf
         """Of the times that were drawn last."""
+        self._opened = "", 0, -math.inf
+        """The last round that got its times when it was spooled, and when its window opens (monotonic)."""
         self._is_held = False
         """Whether the connection was lost, and :meth:`go_on` not called since."""
 
@@ -170,7 +183,7 @@ class Publisher:
     def go_on(self) -> None:
         """There is a connection: publish, at times that are drawn anew."""
         self._is_held = False
-        self.draw_times()
+        self.draw_times_again()
 
     def draw_probe_times(self, decided_from: float) -> None:
         """Give every probe of the open round a new random time, once it is made and after an interruption.
@@ -194,18 +207,46 @@ class Publisher:
             )
 
     def draw_times(self) -> None:
-        """Give every pending fragment of the open round a new random time, after spooling and after an
-        interruption. Those of other rounds wait until theirs is open again."""
+        """Give every pending fragment of the open round a random time, once it is spooled: in the jitter
+        window, which opens on the grid. Those of other rounds wait until theirs is open again."""
+        if (window := self._window) is not None:
+            slot_s = self.slot_s(window.plan)
+            # A window that is about to open is let pass: the remaining work must not show either.
+            passed = math.floor((self._clock.monotonic() - window.begins_at) / slot_s + _SKIPPED)
+            opens_at = window.begins_at + max(window.slots, passed + 1) * slot_s
+            self._opened = window.job, window.round, opens_at
+            self._draw(window, opens_at)
+
+    def draw_times_again(self) -> None:
+        """The same after an interruption: the jitter window is open from now on, unless it was to open later.
+
+        Not on the grid: who announces a plan again and again would have fragments leave right after points of
+        it alone, and know those of one device, of all rounds, by where these are.
+        """
+        if (window := self._window) is not None:
+            job, number, opens_at = self._opened
+            is_known = (job, number) == (window.job, window.round)
+            now = self._clock.monotonic()
+            self._draw(window, max(now, opens_at) if is_known else now)
+
+    def _draw(self, window: _Window, opens_at: float) -> None:
         self._departures.clear()
         self._note_left()  # Before other times are drawn for what has left, or that would undo them.
-        if self._window is not None:
-            of = self._window.plan.job.hex(), self._window.plan.round
-            pending = self._state.spool.pending()
-            times = [
-                time if pending[digest] == of else None
-                for time, digest in zip(self._times(self._window, count=len(pending)), pending, strict=True)
-            ]
-            self._state.reschedule(zip(times, pending, strict=True))
+        self._jitter_ends_at = opens_at + window.plan.jitter_window_s
+        self._state.reschedule(
+            (
+                self._random.uniform(opens_at, self._jitter_ends_at)
+                if of == (window.job, window.round)
+                else None,
+                digest,
+            )
+            for digest, of in self._state.spool.pending().items()
+        )
+
+    def is_open_for(self, plan: Plan) -> bool:
+        """Whether the window of this very plan is open, its deadline aside."""
+        window = self._window
+        return window is not None and plan == window.plan.model_copy(update={"deadline": plan.deadline})
 
     def publish_due(self) -> None:
         """Publish due probes and fragments, as far as the session and the rate allow; note those that have
@@ -241,15 +282,3 @@ class Publisher:
         if (due_at := self._state.spool.next_due_at()) is not None:
             wait_s = min(wait_s, self._departures.turn_of(due_at) - now)
         return max(wait_s, _LEAST_WAIT_S)
-
-    def _times(self, window: _Window, *, count: int) -> list[float]:
-        """Independent monotonic times in the jitter window, which opens whole slots after the work began.
-
-        The margin skips a window that is about to open: the remaining work before publication must not show
-        either.
-        """
-        slot_s = self.slot_s(window.plan)
-        passed = math.floor((self._clock.monotonic() - window.begins_at) / slot_s + _SKIPPED)
-        opens_at = window.begins_at + max(window.slots, passed + 1) * slot_s
-        self._jitter_ends_at = opens_at + window.plan.jitter_window_s
-        return [self._random.uniform(opens_at, self._jitter_ends_at) for _ in range(count)]

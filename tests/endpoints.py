@@ -23,7 +23,7 @@ Answer = Callable[[ssl.SSLSocket], None]
 
 @contextmanager
 def played(authority: Authority, directory: Path, answer: Answer) -> Iterator[Invitation]:
-    """An endpoint that shows the authority first, and then answers so; who shows it a certificate is heard."""
+    """An endpoint that shows the authority first, and then answers so, and hears who shows a certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = authority.issue_server(key.public_key(), ["127.0.0.1"], days=1, now=datetime.now(UTC))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

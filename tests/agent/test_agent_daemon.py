@@ -3,6 +3,7 @@ process of its own where that is what is tested."""
 
 from __future__ import annotations
 
+import math
 import resource
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,13 @@ pytestmark = pytest.mark.usefixtures("attentive")
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The times of pending fragments that were drawn last, on the agent's clock."""
-    times, draw = list[float](), Publisher._times
+    times, draw = list[float](), Publisher._draw
 
-    def draw_and_note(*arguments: Any, **keywords: Any) -> list[float]:
-        times[:] = draw(*arguments, **keywords)
-        return list(times)
+    def draw_and_note(publisher: Publisher, *arguments: Any) -> None:
+        draw(publisher, *arguments)
+        times[:] = publisher._state.spool.due(math.inf, 1_000).values()
 
-    monkeypatch.setattr(Publisher, "_times", draw_and_note)
+    monkeypatch.setattr(Publisher, "_draw", draw_and_note)
     return times
 
 
@@ -220,7 +221,7 @@ def test_what_waited_for_a_restart_is_spread_over_the_window_again(
     ]
     charge_and_spool(state, charge, overdue, plan=digest_of(plan))
     state.close()
-    opens_at = clock.monotonic() + plan.compute_slot_s
+    opens_at = clock.monotonic()
     announcer.announce(plan)
     with agent_thread(file, clock):
         wait_until(lambda: len(drawn) == 40 and min(drawn) >= opens_at, "new times")

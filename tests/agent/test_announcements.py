@@ -54,16 +54,25 @@ def test_an_older_round_is_a_replay_after_a_restart_too(tmp_path: Path) -> None:
         assert device.pending() == pending
 
 
-def test_what_is_pending_is_drawn_anew_when_the_round_is_announced_again(device: Device) -> None:
-    plan = make_plan()
+def test_a_plan_that_is_announced_again_moves_nothing_and_one_in_between_does(device: Device) -> None:
+    """When the connection was there all the time, nothing is overdue."""
+    plan = make_plan(jitter_window_s=1_000.0)
     device.take_plan(plan)
     device.give()
     device.advance()
+    times = device.state.spool.due(1e300, 100)
     device.clock.advance(100.0)
+    device.take_plan(plan.model_copy(update={"deadline": 3e9}))
+    assert device.state.spool.due(1e300, 100) == times
+    device.take_plan(make_plan(job=OTHER_JOB, deadline=1.0))
     device.take_plan(plan)
-    next_due_at = device.state.spool.next_due_at()
-    assert next_due_at is not None
-    assert next_due_at > device.clock.monotonic(), "at their old times all would leave at once"
+    others = device.state.spool.due(1e300, 100)
+    now = device.clock.monotonic()
+    assert others.keys() == times.keys()
+    assert all(now <= at <= now + 1_000.0 for at in others.values()), (
+        "at their old times, some would be overdue"
+    )
+    assert set(others.values()).isdisjoint(times.values())
 
 
 def test_the_end_of_a_job_leaves_nothing_to_send_or_decide(device: Device) -> None:

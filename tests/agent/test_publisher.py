@@ -128,7 +128,7 @@ def test_without_jitter_all_leave_when_the_window_opens(
     assert due_times(state) == [clock.monotonic() + SLOT_S] * 3
 
 
-def test_times_are_drawn_anew_after_an_interruption(
+def test_times_are_drawn_anew_after_an_interruption_and_not_on_the_grid(
     state: AgentState, publisher: Publisher, line: Line, clock: MovableClock
 ) -> None:
     """At their old times, all that are overdue would leave at once."""
@@ -136,11 +136,17 @@ def test_times_are_drawn_anew_after_an_interruption(
     publisher.open_window(PLAN, arrived_at)
     spool(state, 40)
     publisher.draw_times()
-    clock.advance(10 * SLOT_S + 1.0)  # away in the meantime
-    publisher.draw_times()
-    opens_at = arrived_at + 11 * SLOT_S
+    clock.advance(SLOT_S / 2)
+    publisher.draw_times_again()
     times = due_times(state)
-    assert opens_at <= times[0] <= times[-1] <= opens_at + JITTER_S
+    assert arrived_at + SLOT_S <= times[0] <= times[-1] <= arrived_at + SLOT_S + JITTER_S, (
+        "it is to open later"
+    )
+    clock.advance(10 * SLOT_S)  # away in the meantime
+    publisher.draw_times_again()
+    times, now = due_times(state), clock.monotonic()
+    assert now <= times[0] < now + SLOT_S / 2, "before the next point of the grid"
+    assert times[-1] <= now + JITTER_S
     publisher.publish_due()
     assert line.sent == []
 
