@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from brokers import wait_until
 from clocks import MovableClock
+from devices import at_once
 from fleets import make_plan
 from lines import Line
 
@@ -30,7 +31,11 @@ def unsealed(fragment: bytes, plan: Plan) -> bytes:
 
 
 def publisher_of(state: AgentState, line: Any, clock: Clock) -> Publisher:
-    return Publisher(state, line, TOPICS, messages_per_second=100.0, period_s=1.0, clock=clock, seal=unsealed)
+    publisher = Publisher(
+        state, line, TOPICS, messages_per_second=100.0, period_s=1.0, clock=clock, seal=unsealed
+    )
+    at_once(publisher)
+    return publisher
 
 
 def spooled(state: AgentState, count: int) -> list[SpooledFragment]:
