@@ -31,6 +31,7 @@ from dpagent.protocol.issuing import Statement
 from dpagent.protocol.signing import CoordinatorKey, Verifier
 from dpagent.protocol.topics import FleetName
 from dpagent.storage import disk_errors
+from dpagent.wording import counted
 
 MOST_BYTES: Final = 1 << 30
 """Of a file that is read: some 800 bytes a board and round."""
@@ -170,7 +171,9 @@ def read_export(file: Path) -> dict[str, Any]:
     """
     with disk_errors(file):
         if (size := file.stat().st_size) > MOST_BYTES:
-            raise DataError(f"{file}: {size:,} B; expected at most {MOST_BYTES:,} of an export.")
+            raise DataError(
+                f"{file} has {counted(size, 'byte')}; expected at most {MOST_BYTES:,} of an export."
+            )
         data = file.read_bytes()
     try:
         values = json.loads(data)

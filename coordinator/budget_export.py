@@ -27,6 +27,7 @@ from dpagent.errors import NotReadyError
 from dpagent.json_values import finite
 from dpagent.protocol.messages import Layout
 from dpagent.protocol.signing import Signer
+from dpagent.wording import counted
 
 VERSION: Final = 1
 SIGNATURE: Final = "signature"
@@ -53,7 +54,7 @@ class BudgetsDigest(Layout):
     def from_bytes(cls, data: bytes) -> Self:
         """See :class:`Layout`."""
         if len(data) != 32:
-            raise ValueError(f"{len(data)} B are no digest; expected 32")
+            raise ValueError(f"expected a digest of 32 bytes, got {counted(len(data), 'byte')}")
         return cls(data)
 
 

@@ -33,31 +33,56 @@ def norms_of(task: RoundTask, settings: FleetSettings) -> Norms:
     return None
 
 
-def values_of(fragment: Fragment, task: RoundTask, norms: Norms) -> NDArray[np.int64]:
-    """What a fragment of a round adds to its block, (block,); nothing, if it is a dummy or a probe.
+class FragmentReader:
+    """Reads the fragments of one round. What follows from the round alone is found once.
 
     Args:
-        fragment: opened.
-        task: of its round.
-        norms: of the round, as of :func:`norms_of`.
-
-    Raises:
-        MessageError: It is not a valid one.
+        task: of the round.
+        norms: of it, as of :func:`norms_of`.
     """
-    plan, release = task.plan, task.release
-    if fragment.dummy or fragment.probe:
-        require_place(fragment, plan.wire, release.blocks)
-        return NO_VALUES
-    match release:
-        case NoisySum():
-            values, level = read_block(fragment, plan.wire, release.blocks)
-            assert isinstance(norms, HonestNorms)
-            norms.require(fragment.position, values, level)
-            return values
-        case Reports(terms=terms):
-            return read_tally(fragment, plan, terms, release.blocks)
-        case Updates():
-            values = release.read(fragment)
-            if isinstance(norms, UpdateNorms):
-                norms.require(fragment.position, values)
-            return values
+
+    def __init__(self, task: RoundTask, norms: Norms) -> None:
+        self._plan, self._release, self._norms = task.plan, task.release, norms
+        self._wire, self._blocks = task.plan.wire, task.release.blocks
+        match task.release:
+            case NoisySum():
+                self._read = self._of_noisy_sum
+            case Reports(terms=terms):
+                self._terms, self._read = terms, self._of_reports
+            case Updates():
+                self._read = self._of_update
+
+    def values(self, fragment: Fragment) -> NDArray[np.int64]:
+        """What a fragment adds to its block, (block,).
+
+        Args:
+            fragment: opened; no dummy and no probe.
+
+        Raises:
+            MessageError: It is not a valid one.
+        """
+        return self._read(fragment)
+
+    def require_place(self, fragment: Fragment) -> None:
+        """See that a dummy or a probe has a place in the update, and the length of a fragment.
+
+        Raises:
+            MessageError: It has not.
+        """
+        require_place(fragment, self._wire, self._blocks)
+
+    def _of_noisy_sum(self, fragment: Fragment) -> NDArray[np.int64]:
+        values, level = read_block(fragment, self._wire, self._blocks)
+        assert isinstance(self._norms, HonestNorms)
+        self._norms.require(fragment.position, values, level)
+        return values
+
+    def _of_reports(self, fragment: Fragment) -> NDArray[np.int64]:
+        return read_tally(fragment, self._plan, self._terms, self._blocks)
+
+    def _of_update(self, fragment: Fragment) -> NDArray[np.int64]:
+        assert isinstance(self._release, Updates)
+        values = self._release.read(fragment)
+        if isinstance(self._norms, UpdateNorms):
+            self._norms.require(fragment.position, values)
+        return values

@@ -11,6 +11,7 @@ An update with noise of its device is judged likewise, for a signal of one updat
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Final
 
@@ -93,8 +94,8 @@ class HonestNorms:
     def __init__(self, release: NoisySum, settings: FleetSettings) -> None:
         self._release, self._settings = release, settings
         self._last = release.blocks - 1
-        self._whole = self._ranges(self._size(0))
-        self._of_last = self._ranges(self._size(self._last))
+        self._sizes = self._size(0), self._size(self._last)
+        self._whole, self._of_last = map(self._ranges, self._sizes)
         self._of_count = self._ranges(1, of_a_record=self._count_share) if self._count_share else None
 
     def require(self, position: int, values: NDArray[np.int64], level: int = 0) -> None:
@@ -108,13 +109,11 @@ class HonestNorms:
         Raises:
             MessageError: its norm is outside the range, or its level above what the largest norm needs.
         """
-        own = values[: self._size(position)]
-        parts = [(self._whole if position < self._last else self._of_last, own)]
-        if position == self._last:
-            parts.append((self._of_count, own[-1:]))
-        for ranges, part in parts:
-            if ranges is not None and (level >= len(ranges) or not ranges[level].holds(part)):
-                raise MessageError(IMPROBABLE, f"block {position}, level {level}")
+        is_last = position == self._last
+        own = values[: self._sizes[is_last]]
+        is_honest = _holds(self._of_last if is_last else self._whole, own, level)
+        if not is_honest or (is_last and not _holds(self._of_count, own[-1:], level)):
+            raise MessageError(IMPROBABLE, f"block {position}, level {level}")
 
     @property
     def pull(self) -> float:
@@ -182,3 +181,8 @@ class HonestNorms:
             tail=tail / 2,
             level=level,
         )
+
+
+def _holds(ranges: Sequence[NormRange] | None, values: NDArray[np.int64], level: int) -> bool:
+    """Whether values that came at a level are in its range; any are where the noise has no known law."""
+    return ranges is None or (level < len(ranges) and ranges[level].holds(values))

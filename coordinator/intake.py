@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from coordinator.fragment_values import NO_VALUES, Norms, norms_of, values_of
+from coordinator.fragment_values import NO_VALUES, FragmentReader, norms_of
 from coordinator.influence import HonestNorms
 from coordinator.seats import OpenedFragment
 from coordinator.settings import FleetSettings
@@ -50,7 +50,7 @@ class Intake:
         self._settings, self._job, self._store = settings, job, store
         self._opener, self._acknowledge, self._clock = opener, acknowledge, clock
         self._task: RoundTask | None = None
-        self._norms: Norms = None
+        self._reader: FragmentReader | None = None
         self._key: RoundKey | None = None
 
     def begin(self, task: RoundTask, key: RoundKey | None) -> None:
@@ -60,20 +60,21 @@ class Intake:
             task: the round's.
             key: of the tokens that they have to carry, if any.
         """
-        self._task, self._norms, self._key = task, norms_of(task, self._settings), key
-        if not isinstance(self._norms, HonestNorms):
+        norms = norms_of(task, self._settings)
+        self._task, self._reader, self._key = task, FragmentReader(task, norms), key
+        if not isinstance(norms, HonestNorms):
             return
-        if math.isinf(self._norms.pull):
+        if math.isinf(norms.pull):
             log.warning(
                 "mechanism %s does not say how its noise is distributed: fragments of any norm count",
                 task.release.mechanism.name,
             )
         else:
-            log.debug("one fragment moves the mean by at most %.3g clip norms", self._norms.pull)
+            log.debug("one fragment moves the mean by at most %.3g clip norms", norms.pull)
 
     def end(self) -> None:
         """Take no more fragments until a round begins."""
-        self._task = self._norms = self._key = None
+        self._task = self._reader = self._key = None
 
     def take(self, payloads: Sequence[bytes]) -> None:
         """Count each valid fragment exactly once, and send receipts."""
@@ -123,24 +124,29 @@ class Intake:
             MessageError: It is not a valid fragment of this job.
         """
         fragment = self._opener.open(payload, self._job)
-        task, now = self._task, self._clock.unix()
-        if task is None:
+        task, reader, now = self._task, self._reader, self._clock.unix()
+        if task is None or reader is None:
             raise MessageError("no open round", f"a fragment of round {fragment.round}")
-        if fragment.round > task.plan.round:
-            raise MessageError("wrong round", f"{fragment.round} while round {task.plan.round} is open")
-        token = b""
-        if task.plan.linkability != "none":
+        plan = task.plan
+        if fragment.round > plan.round:
+            raise MessageError("wrong round", f"{fragment.round} while round {plan.round} is open")
+        token, has_tokens = b"", plan.linkability != "none"
+        if has_tokens:
             token, fragment = without_token(fragment)
-        if fragment.round < task.plan.round:
+        dummy, probe = fragment.dummy, fragment.probe
+        if fragment.round < plan.round:
             # Too late to count, so its size does not matter.
-            return OpenedFragment(fragment.id, fragment.round, 0, NO_VALUES, now, probe=fragment.probe)
-        if task.plan.linkability != "none" and not (fragment.dummy or fragment.probe):
-            self._require_token(token, fragment)
-        values = values_of(fragment, task, self._norms)
+            return OpenedFragment(fragment.id, fragment.round, 0, NO_VALUES, now, probe=probe)
+        if dummy or probe:
+            reader.require_place(fragment)
+            values = NO_VALUES
+        else:
+            if has_tokens:
+                self._require_token(token, fragment)
+            values = reader.values(fragment)
         return OpenedFragment(
-            fragment.id, fragment.round, fragment.position, values, now, fragment.dummy, fragment.probe,
-            fragment.payload,
-        )  # fmt: skip
+            fragment.id, fragment.round, fragment.position, values, now, dummy, probe, fragment.payload
+        )
 
     def _require_token(self, token: bytes, fragment: Fragment) -> None:
         """Refuse a fragment that no member has a token for.

@@ -24,7 +24,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +48,7 @@ Sums = dict[int, tuple[int, NDArray[np.int64]]]
 """By block position, a number of fragments and their exact integer sum."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedFragment:
+class OpenedFragment(NamedTuple):
     """An opened fragment, checked against the plan."""
 
     id: bytes

@@ -22,9 +22,12 @@ from typing import Any, Final, Literal, cast
 
 import psycopg
 from psycopg import errors, sql
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
 from psycopg.rows import RowMaker
 
 from coordinator.database import schema
+from coordinator.database.binary_arrays import BinaryArray, array_of
 from coordinator.database.interface import Database, Reader, Result
 from coordinator.database.schema import TYPES, Part, Schema
 from coordinator.database.settings import PostgresqlAddress
@@ -60,6 +63,15 @@ _SETTINGS_WRONG: Final = re.compile(
     re.IGNORECASE,
 )
 """What no waiting mends, in messages of a server that speaks English."""
+
+
+class _BinaryArrayDumper(Dumper):
+    """Sends an array as it is; its type is that which the statement names."""
+
+    format = Format.BINARY
+
+    def dump(self, obj: BinaryArray) -> bytes:
+        return obj.data
 
 
 class _Row:
@@ -137,6 +149,7 @@ class _Session(Reader):
         except psycopg.Error as error:  # of the URL
             raise ConfigurationError(f"store.url {self.name} cannot be used ({_line(error)}).") from error
         try:
+            self.connection.adapters.register_dumper(BinaryArray, _BinaryArrayDumper)
             with self.errors():
                 self._prepare()
         except BaseException:
@@ -419,8 +432,7 @@ class PostgresqlDatabase(_Session, Database):
         if not rows:
             return set()
         # Two that add the same keys wait for each other in one order, so neither waits for ever.
-        columns_of_values = zip(*sorted(rows, key=lambda row: cast(Any, row[0])), strict=True)
-        # In binary: as text, the library would quote each value.
+        by_column = zip(*sorted(rows, key=lambda row: cast(Any, row[0])), strict=True)
         arrays = ", ".join(f"%b::{TYPES[kind]}[]" for kind in columns.values())
         key = next(iter(columns))
         statement = (
@@ -428,8 +440,14 @@ class PostgresqlDatabase(_Session, Database):
             f"ON CONFLICT DO NOTHING RETURNING {key}"
         )
         result = self.connection.execute(
-            sql.SQL(cast(Literal[""], statement)), [list(values) for values in columns_of_values], binary=True
+            sql.SQL(cast(Literal[""], statement)),
+            [array_of(kind, values) for kind, values in zip(columns.values(), by_column, strict=True)],
+            binary=True,
         )
+        if result.rowcount == len(
+            rows
+        ):  # As nearly always: to read each key takes longer than all else here.
+            return {row[0] for row in rows}
         return {row[0] for row in result}
 
     @contextlib.contextmanager

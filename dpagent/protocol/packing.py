@@ -47,9 +47,8 @@ _WINDOW: Final = -15
 """Raw DEFLATE: no header and no check sum, as the seal has one."""
 _BYTES_OF: Final = np.array([2 * v if v >= 0 else -2 * v - 1 for v in range(-127, 128)], np.uint8)
 """By value, from −127 on."""
-_VALUE_OF: Final = np.array(
-    [byte // 2 if byte % 2 == 0 else -(byte + 1) // 2 for byte in range(256)], np.int64
-)
+_VALUE_OF: Final = bytes((byte // 2 if byte % 2 == 0 else -(byte + 1) // 2) & 0xFF for byte in range(256))
+"""Signed bytes, by the byte of a stream; what stands for a large value is replaced."""
 _MOST: Final = 2 << MAX_LEVEL
 MOST_BITS: Final = 8.0
 """Of a value that a payload makes room for at full precision."""
@@ -143,10 +142,9 @@ def unpack(payload: bytes, block: int, size: int) -> tuple[NDArray[np.int64], in
         raise ValueError("the stream does not end, or other bytes than zeros follow it")
     if len(plain) < block:
         raise ValueError(f"{len(plain)} values; expected {block}")
-    symbols = np.frombuffer(plain, np.uint8, block)
-    values = _VALUE_OF.take(symbols)
+    values = np.frombuffer(plain.translate(_VALUE_OF), np.int8, block).astype(np.int64)
     if len(plain) > block or _ESCAPE in plain:
-        escaped = np.flatnonzero(symbols == _ESCAPE)
+        escaped = np.flatnonzero(np.frombuffer(plain, np.uint8, block) == _ESCAPE)
         if len(plain) != block + 4 * len(escaped):
             raise ValueError(f"{len(plain)} bytes for {block} values, {len(escaped)} large")
         values[escaped] = np.frombuffer(plain, "<i4", offset=block)

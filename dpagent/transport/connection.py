@@ -44,6 +44,7 @@ from dpagent.transport.events import (
     Refused,
     Subscribed,
 )
+from dpagent.transport.places import Places
 from dpagent.transport.settings import MqttSettings
 
 MQTT5: Final = MQTTProtocolVersion.MQTTv5
@@ -93,7 +94,7 @@ class Connection:
         prefix: str,
         persistent: bool,
         protocol: MQTTProtocolVersion,
-        room: threading.Semaphore,
+        room: Places,
         report: Report,
     ) -> None:
         self._settings, self._topics, self._persistent = settings, tuple(topics), persistent
@@ -309,15 +310,9 @@ class Connection:
         """Take messages; return those for which there is no room. Waits for a moment only: what is to be sent
         must not wait until the program takes something."""
         self._client.require_answers_taken()
-        taken: list[Publication] = []
-        for place, each in enumerate(publications):
-            has_room = self._room.acquire(blocking=False) if taken else self._room.acquire(timeout=_FULL_S)
-            if not has_room:
-                self._hand_over(taken)
-                return publications[place:]
-            taken.append(each)
-        self._hand_over(taken)
-        return []
+        taken = self._room.take(len(publications), _FULL_S)
+        self._hand_over(publications[:taken])
+        return publications[taken:]
 
     def _hand_over(self, publications: Sequence[Publication]) -> None:
         """Give messages to the program, and acknowledge them unless it does that itself."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -38,6 +37,7 @@ from dpagent.transport.events import (
     Received,
     Refused,
 )
+from dpagent.transport.places import Places
 from dpagent.transport.settings import MqttSettings
 
 log = logging.getLogger(__name__)
@@ -123,9 +123,11 @@ class MqttSession:
         # No SimpleQueue: in CPython 3.11, its get() waits for ever if a signal interrupts it as its time runs
         # out, so that SIGTERM would not end a program before the next message comes.
         self._inbox: queue.Queue[tuple[Connection, ConnectionEvent]] = queue.Queue()
-        self._room = threading.Semaphore(WINDOW)
+        self._room = Places(WINDOW)
         self._arrived: deque[Received] = deque()
         """Messages of the current connection that wait for the program, taken from the inbox."""
+        self._arrived_together = 0
+        """How many these were, whose places are let go of when the last of them is taken."""
         self._protocol = MQTT311 if settings.protocol == "3.1.1" else MQTT5
         self._lock = threading.RLock()
         """Held while the connection changes, and while something is sent."""
@@ -174,9 +176,8 @@ class MqttSession:
         with self._lock:
             connection, self._connection = self._connection, None
         self._start_at = None
-        if self._arrived:
-            self._room.release(len(self._arrived))
-            self._arrived.clear()
+        self._arrived.clear()
+        self._let_go()
         if connection is not None:
             connection.close()
 
@@ -287,7 +288,8 @@ class MqttSession:
                     log.warning("the broker does not take everything that it is sent: %s", reason)
                 return None
             case Received(topic, payload):
-                self._room.release()
+                if not self._arrived:
+                    self._let_go()
                 self.bytes_down += len(self._prefix) + len(topic) + len(payload)
                 return event
             case Connected():
@@ -296,6 +298,12 @@ class MqttSession:
                 if self._connection is not None:
                     self._connection.follow(self._followed)
         return event
+
+    def _let_go(self) -> None:
+        """Let others arrive in the places of those that were taken."""
+        together, self._arrived_together = self._arrived_together, 0
+        if together:
+            self._room.let_go(together)
 
     def _report(self, connection: Connection, event: ConnectionEvent) -> None:
         """Take an event, in the library's thread."""
@@ -320,11 +328,12 @@ class MqttSession:
             if connection is not self._connection:
                 # Ignore events of an abandoned connection.
                 if isinstance(event, Arrived):
-                    self._room.release(len(event.messages))
+                    self._room.let_go(len(event.messages))
                 continue
             if not isinstance(event, Arrived):
                 return event
             self._arrived.extend(event.messages)
+            self._arrived_together = len(event.messages)
             return self._arrived.popleft()
         if asked_at is None or asked_at != self._asked_at or time.monotonic() < asked_at + patience_s:
             return None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from agent.device_update import device_update
 from agent.noisy_sums import clipped_sum, sum_of_moments
-from coordinator.fragment_values import Norms, norms_of, values_of
+from coordinator.fragment_values import FragmentReader, norms_of
 from coordinator.seats import Sums
 from coordinator.settings import FleetSettings
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
@@ -171,7 +171,7 @@ def sums_of_group(order: RoundOrder, group: DeviceGroup) -> GroupSums:
         update = device_update(round_.task.release, round_.weights, records, entropy=entropy)
         for fragment in cut(update.values, order.plan, entropy=order.entropy(device, "wire")):
             try:
-                found.count(fragment.position, values_of(fragment, round_.task, round_.norms))
+                found.count(fragment.position, round_.reader.values(fragment))
             except MessageError as error:
                 found.rejected[error.reason] += 1
     return found
@@ -212,7 +212,7 @@ class _Round:
     def __init__(self, order: RoundOrder) -> None:
         self.task = RoundTask.of(order.plan)
         self.weights = self.task.weights_from(order.weights)
-        self.norms: Norms = norms_of(self.task, order.fleet)
+        self.reader = FragmentReader(self.task, norms_of(self.task, order.fleet))
         self.engine = _engine_of(self.task, is_repeated=order.insecure_noise_seed is not None)
 
     def exact_part(self, shard: Dataset) -> NDArray[np.float64]:

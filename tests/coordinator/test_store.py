@@ -6,7 +6,6 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -410,7 +409,7 @@ def test_zeros_in_place_of_an_update_change_the_sum_by_that_update_alone(
     totals, seated = [], []
     with tempfile.TemporaryDirectory() as directory:
         store = open_store(Path(directory))  # One: tickets go by its secret and by the ids.
-        for sent in (own, replace(own, values=np.zeros(BLOCK, np.int64))):
+        for sent in (own, own._replace(values=np.zeros(BLOCK, np.int64))):
             count(store, [*others, sent] if comes_last else [sent, *others], seats=seats)
             (sums,) = store.sums(1)
             totals.append(sums[0][1])

@@ -23,11 +23,11 @@ import coordinator.intake
 import simulation.virtual.devices
 from agent.daemon import Agent
 from agent.settings import load_agent_settings
+from coordinator.fragment_values import FragmentReader
 from coordinator.stepping import Stepper
 from dpagent.learning.data.formats.npz import records_in
 from dpagent.protocol.fragments import cut
 from dpagent.protocol.messages import Fragment, Plan
-from dpagent.protocol.task import RoundTask
 from simulation.data.shards import prepare_data
 from simulation.layout import Layout
 from simulation.programs.broker import BrokerAddress
@@ -65,19 +65,20 @@ class Seen:
 
 def watched(seen: Seen, patch: pytest.MonkeyPatch, module: Any) -> None:
     """Have a module's check of fragments, and every step of a model, tell what they see."""
-    check, step = module.values_of, Stepper.step
+    step = Stepper.step
 
-    def values_of(fragment: Fragment, task: RoundTask, norms: Any) -> np.ndarray:
-        values = check(fragment, task, norms)
-        seen.see_fragment(fragment, values)
-        return np.asarray(values)
+    class WatchedReader(FragmentReader):
+        def values(self, fragment: Fragment) -> np.ndarray:
+            values = super().values(fragment)
+            seen.see_fragment(fragment, values)
+            return values
 
     def stepped(self: Stepper, release: Any, model: Any, groups: Any, **more: Any) -> Any:
         result = step(self, release, model, groups, **more)
         seen.see_step(groups, result.model)
         return result
 
-    patch.setattr(module, "values_of", values_of)
+    patch.setattr(module, "FragmentReader", WatchedReader)
     patch.setattr(Stepper, "step", stepped)
 
 
