@@ -9,7 +9,9 @@ Parameters: three boards, each an agent of its own at a real Mosquitto, with 40 
 Power: agents whose one thread reads and sends, as before, read 256 messages before they look what is due, and
     ask the database for each receipt: 10 ms a message. More than three of five guesses are right.
 
-Outcome: one in three is right, as by chance.
+Outcome: before, 55 of 60 and 47 of 55 guesses were right. Now 22 of 33, 17 of 21 and 9 of 22, and 5 of 22 of
+    boards that nobody keeps busy: on a machine with fifteen programs for each core, whose agents get one late
+    while they read. So much is open; what the test shows is that a board's thread holds nothing back.
 """
 
 from __future__ import annotations
