@@ -54,7 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
     elif not hands_out:
         launching.starts.use(None)
     else:
-        server = launching.starts.Server(config.invocation_params.args)
+        is_measured = launching.starts.is_measured(os.environ)  # Workers are executed then.
+        server = launching.starts.Server(None if is_measured else config.invocation_params.args)
         config.stash[SERVER_OF_FORKS] = server
         launching.starts.use(server.address, hands_out=True)
 

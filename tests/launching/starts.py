@@ -306,10 +306,15 @@ def _is_like_here(environment: Mapping[str, str]) -> bool:
     }
     return (
         EXECUTED not in environment
-        and not any(name.startswith("COVERAGE_PROCESS") for name in environment)
+        and not is_measured(environment)
         and _read_at_a_start(environment) == _like
         and _places.issuperset(places)
     )
+
+
+def is_measured(environment: Mapping[str, str]) -> bool:
+    """Whether coverage is measured in programs with this environment, from their start."""
+    return any(name.startswith("COVERAGE_PROCESS") for name in environment)
 
 
 def _umask() -> int:
