@@ -143,7 +143,7 @@ def test_what_is_sent_leaves_while_the_program_takes_nothing(protocol: str) -> N
     with connected(protocol) as (session, link):
         for number in range(1, 401):
             link.send(publication("t", bytes(100), number, version=link.version))
-        wait_until(lambda: not session._room._value, "a full window")  # type: ignore[attr-defined]
+        wait_until(lambda: not session._room._free, "a full window")
         session.publish("fragments", b"one")
         while link.packet()[0] != PUBLISH:
             pass
