@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from brokers import USER, Broker
 
 LIMIT_KIB = 68 * 1024
@@ -55,6 +56,25 @@ def test_importing_the_agent_pulls_in_nothing_heavy() -> None:
         "cli",
     ):
         assert not {name for name in modules if name == heavy or name.startswith(f"{heavy}.")}, heavy
+
+
+@pytest.mark.parametrize("program", ["agent.worker_program", "agent.decoding"])
+def test_training_and_decoding_have_what_they_need_alone(program: str) -> None:
+    """Each module of theirs is in memory beside the agent's."""
+    modules = set(run(f"import {program}, sys; print('\\n'.join(sys.modules))").split())
+    assert "numpy" in modules
+    for others in (
+        "agent.ledger",
+        "agent.settings",
+        "cryptography",
+        "dpagent.transport",
+        "numpy.ma",
+        "onnxruntime",
+        "paho",
+        "ssl",
+        "yaml",
+    ):
+        assert not {name for name in modules if name == others or name.startswith(f"{others}.")}, others
 
 
 def test_import_and_an_idle_connection_stay_under_68_mib(amqtt: Broker) -> None:
