@@ -12,12 +12,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from coordinator import passed_rounds
 from coordinator.aggregation import Step, median_of_means
@@ -28,8 +24,8 @@ from coordinator.intake import Intake
 from coordinator.job import Job
 from coordinator.measurements import Traffic
 from coordinator.models import ModelFiles
-from coordinator.own_receipts import HELD_S
 from coordinator.planning import Planner
+from coordinator.round_end import Progress, RoundEnd, Verdict
 from coordinator.seats import Sums
 from coordinator.settings import FleetSettings
 from coordinator.stepping import Stepper
@@ -53,40 +49,6 @@ if TYPE_CHECKING:
     from coordinator.token_office import TokenOffice
 
 log = logging.getLogger(__name__)
-
-_NO_VALUES: Final = np.zeros(0, np.int64)
-
-
-class Verdict(Enum):
-    """The next step of the open round."""
-
-    COLLECT = auto()
-    """Before the deadline, fragments are missing, or honest devices may still be sending."""
-    CLOSE = auto()
-    """The fragments of all devices that may send are in, after the slot and the jitter of honest ones, or
-    those of enough devices at the deadline."""
-    EXTEND = auto()
-    """At the deadline some block has fragments of too few devices."""
-    GIVE_UP = auto()
-    """The same, and so many members have declined the round that too few are left for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Progress of the open round.
-
-    Attributes:
-        counted: fragments counted.
-        expected: fragments of all devices.
-        scarcest: fragments of the block with the fewest. A sum over blocks would hide a block without
-            fragments behind many fragments of another.
-        verdict: the next step.
-    """
-
-    counted: int
-    expected: int
-    scarcest: int
-    verdict: Verdict
 
 
 class Cycle:
@@ -128,11 +90,10 @@ class Cycle:
         )  # fmt: skip
         self._model = store.model()
         self._task: RoundTask | None = None
-        self._announced_at: float | None = None
-        self._opened = clock.unix(), clock.monotonic()
-        """When the open round was opened, or went on after a restart, by both clocks."""
-        self._closes_at: float | None = None
-        """When the open round closes at the latest that has what it needs (monotonic)."""
+        self._end = RoundEnd(
+            settings, store=store, tokens=tokens, dead_ends=self._dead_ends,
+            own_receipts=announcer.own_receipts, clock=clock,
+        )  # fmt: skip
         self._traffic_before = announcer.traffic()
         self._is_spent = False
         self._deadline_s = settings.round.deadline_s
@@ -171,7 +132,7 @@ class Cycle:
                 case Verdict.COLLECT:
                     pass
                 case Verdict.CLOSE:
-                    if self._receipts_have_left():
+                    if self._end.receipts_have_left(self._task.plan):
                         self._close(progress)
                 case Verdict.EXTEND:
                     self._extend(progress)
@@ -189,7 +150,7 @@ class Cycle:
         The job is over where its ``bounded`` cap leaves no further round.
         """
         self._write_latest()
-        self._opened = now, _ = self._clock.unix(), self._clock.monotonic()
+        now = self._end.begin()
         current = self._store.open_round()
         number = self._store.over_rounds() + 1 if current is None else current.number
         opened_at = now if current is None else current.opened_at
@@ -212,8 +173,8 @@ class Cycle:
         if opened is None:
             log.info("round %d is not opened: the job is paused or cancelled", number)
             return
-        self._announced_at = opened.announced_at and min(opened.announced_at, now)
-        self._task, self._closes_at = task, None
+        self._end.announced_at = opened.announced_at and min(opened.announced_at, now)
+        self._task = task
         self._intake.begin(task, key)
         self.announce()
 
@@ -247,9 +208,9 @@ class Cycle:
         if self._tokens is not None:
             self._tokens.announce()
         is_out = self._announcer.announce(plan, self._sent, self._models.assets)
-        if is_out and self._announced_at is None:
-            self._announced_at = self._now()
-            self._store.mark_announced(plan.round, self._announced_at)
+        if is_out and self._end.announced_at is None:
+            self._end.announced_at = self._end.now()
+            self._store.mark_announced(plan.round, self._end.announced_at)
 
     def take_fragments(self, payloads: Sequence[bytes]) -> None:
         """Count each valid fragment exactly once, and send receipts."""
@@ -262,63 +223,12 @@ class Cycle:
             self._store.note_passed_round(plan.round)
             log.error("this coordinator is at round %d. %s", number, passed_rounds.in_words(plan.round))
 
-    # The round is over when all fragments are in and honest devices have had their time, or at its deadline.
-
     def progress(self) -> Progress:
         """The progress of the open round, and its next step."""
         assert self._task is not None
-        plan, devices = self._task.plan, self._settings.devices
-        counts = self._store.counts(plan.round)
-        scarcest = min(counts.get(position, 0) for position in range(self._task.release.blocks))
-        now = self._now()
-        if self._honest_have_sent(now) and self._are_all_in(plan.round, scarcest):
-            verdict = Verdict.CLOSE
-        elif now < plan.deadline:
-            verdict = Verdict.COLLECT
-        elif scarcest >= self._settings.round.minimum_devices:
-            verdict = Verdict.CLOSE
-        elif self._dead_ends.why(plan.round) is not None:
-            verdict = Verdict.GIVE_UP
-        else:
-            verdict = Verdict.EXTEND
-        return Progress(sum(counts.values()), self._task.release.blocks * devices, scarcest, verdict)
+        return self._end.progress(self._task)
 
-    def _are_all_in(self, number: int, scarcest: int) -> bool:
-        """Whether no device is left that may send: where there are tokens, members that have declined will
-        not."""
-        if scarcest >= self._settings.devices:
-            return True
-        if self._tokens is None or scarcest < self._settings.round.minimum_devices:
-            return False
-        return scarcest >= self._tokens.expected(number)
-
-    def _now(self) -> float:
-        """Unix time as of the round's opening, and what has passed since: a board's clock that is set
-        meanwhile neither ends a round nor keeps it open."""
-        unix, monotonic = self._opened
-        return unix + self._clock.monotonic() - monotonic
-
-    def _honest_have_sent(self, now: float) -> bool:
-        """Whether a device that got the plan at once and trained within its slot has had its jitter window.
-
-        Without this, whoever sends the fragments of all devices before the slot ends the round alone.
-        """
-        return self._announced_at is not None and now >= self._announced_at + self._settings.round.honest_s
-
-    def _receipts_have_left(self) -> bool:
-        """Whether those on topics of their own have left, which are held back: after the next plan, devices
-        would give up what is counted. Those of workers have their time, and so have this program's: a device
-        that sends what is counted again and again does not keep the round open."""
-        assert self._task is not None
-        if self._task.plan.receipts == "fleet":
-            return True
-        now = self._clock.monotonic()
-        if self._closes_at is None:
-            self._closes_at = now + 2 * HELD_S
-        counts_alone = self._settings.store.url is None
-        return now >= self._closes_at or (
-            counts_alone and math.isinf(self._announcer.own_receipts.due_in_s())
-        )
+    # It has too few fragments at its deadline.
 
     def _extend(self, progress: Progress) -> None:
         """Keep the round open for another deadline, and announce it again."""
@@ -386,7 +296,7 @@ class Cycle:
         task = self._task
         faults.reached(FaultPoint.COORDINATOR_CLOSES)
         if progress.scarcest < self._settings.devices:
-            at_deadline = self._now() >= task.plan.deadline
+            at_deadline = self._end.now() >= task.plan.deadline
             log.log(
                 logging.WARNING if at_deadline else logging.INFO,
                 "round %d closes%s with %d of %s, at least %d of every block%s",

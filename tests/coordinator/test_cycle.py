@@ -14,10 +14,11 @@ from clocks import MovableClock
 from daemons import running_job
 from fleets import honest_update, write_fleet
 
-from coordinator.cycle import Cycle, Progress, Verdict
+from coordinator.cycle import Cycle
 from coordinator.daemon import Coordinator
 from coordinator.database.sqlite import SqliteDatabase
 from coordinator.reader import StoreReader
+from coordinator.round_end import Progress, Verdict
 from coordinator.running_job import RunningJob
 from coordinator.seats import OpenedFragment
 from coordinator.settings import load_fleet_settings

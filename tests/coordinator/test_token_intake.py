@@ -14,10 +14,10 @@ from members import enrolled, new_authority
 
 from agent.probes import probe_for
 from coordinator.blind_signing import PrivateKey, _signer
-from coordinator.cycle import Verdict as Close
 from coordinator.daemon import Coordinator
 from coordinator.own_receipts import HELD_S
 from coordinator.registry import Entry
+from coordinator.round_end import Verdict as Close
 from coordinator.running_job import RunningJob
 from coordinator.settings import load_fleet_settings
 from dpagent.errors import ConfigurationError
@@ -219,7 +219,7 @@ def test_a_round_does_not_wait_for_members_that_declined_or_were_refused(
         with office._registry.transaction():
             office._registry.put(Entry(board, plan.job, 1, wish, verdict, 0.0, statement, bytes(64)))
 
-    cycle._announced_at = desk.clock.unix()
+    cycle._end.announced_at = desk.clock.unix()
     sent = [with_token(each, desk.token(each.position)) for each in desk.fragments()]
     desk.take(*sent)
     answered(boards[0], Wish.TAKES_PART, Verdict.GRANTED)
