@@ -14,7 +14,7 @@ import pytest
 import yaml
 from brokers import wait_until
 from children import Child
-from commands import Result, command_line, dpagent
+from commands import Result, command_line, dpagent, dpagent_process
 from exported_models import write_model
 from fleets import Program, digits, write_agent
 
@@ -41,7 +41,7 @@ def board(directory: Path, **changes: Any) -> Path:
 
 
 def personalise(config: Path, *options: str) -> Result:
-    return dpagent("personalise", "--config", config, *options)
+    return dpagent_process("personalise", "--config", config, *options)  # It gives way, for good.
 
 
 def test_a_board_has_a_model_of_its_own_that_nobody_else_reads(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import pytest
 import yaml
 from brokers import Broker
 from clocks import MovableClock
-from commands import dpagent
+from commands import dpagent, dpagent_process
 from daemons import agent_thread, attentive_daemons, coordinator_thread
 from fleets import digits, write_agent, write_fleet
 from observers import Observer
@@ -200,7 +200,7 @@ def test_a_job_of_each_kind_ends_well(name: str, tmp_path: Path, mosquitto: Brok
         )
         assert answered.returncode == 0, answered.stderr
         assert "of 50 " in answered.stdout
-        personal = dpagent("personalise", "--config", job.models[0].parents[1] / "agent.yaml")
+        personal = dpagent_process("personalise", "--config", job.models[0].parents[1] / "agent.yaml")
         assert personal.returncode == 0, personal.stderr
         assert "Accuracy on 10 records held out" in personal.stdout
     if name == "views":
