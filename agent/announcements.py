@@ -184,7 +184,7 @@ class Announcements:
                 before.plan = plan  # Its deadline may be another.
                 return
         underway = self._underway
-        if is_new and underway is not None and now < underway.fixed_until and underway.digest == digest:
+        if is_new and underway is not None and underway.digest == digest and self._has_slots_left(now):
             # A plan of another job came between, and broke nothing off.
             self.current = underway
             self._publisher.open_window(underway.plan, self._slots.begins_at, self._slots.number)
@@ -201,6 +201,13 @@ class Announcements:
         if phase is Phase.DECIDE:
             self._state.offer(plan.job.hex(), plan.round, digest, self._clock.unix())
         self._schedule(before)
+
+    def _has_slots_left(self, now: float) -> bool:
+        """Whether the slots of the last round that had some are not over."""
+        underway = self._underway
+        return underway is not None and now < max(
+            underway.fixed_until, self._publisher.end_of(underway.plan, self._slots)
+        )
 
     def _phase_of(self, plan: Plan, digest: bytes) -> Phase:
         """What is left to do, by what is on disk.

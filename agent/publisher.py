@@ -113,7 +113,8 @@ class Publisher:
         self._jitter_ends_at = -math.inf
         """Of the times that were drawn last."""
         self._opened = "", 0, -math.inf
-        """The last round that got its times when it was spooled, and when its window opens (monotonic)."""
+        """The last round whose slots began, or that got its times when it was spooled, and when its window
+        opens (monotonic)."""
         self._is_held = False
         """Whether the connection was lost, and :meth:`go_on` not called since."""
 
@@ -158,16 +159,18 @@ class Publisher:
         """When training has to be over that has these slots (monotonic seconds)."""
         return slots.begins_at + (slots.number - _SLOT_MARGIN) * self.slot_s(plan)
 
-    def open_window(self, plan: Plan, begins_at: float, slots: int = 1) -> None:
+    def open_window(self, plan: Plan, begins_at: float, slots: int | None = None) -> None:
         """Publish in the jitter windows of this round from now on, and nothing of another.
 
         Args:
             plan: the round's.
             begins_at: the point of the grid (monotonic seconds) at which its first slot begins.
-            slots: that its training takes.
+            slots: that its training takes, once that is known: nothing of it leaves before they are over.
         """
         self._departures.clear()
-        self._window = _Window(plan, begins_at, slots)
+        self._window = window = _Window(plan, begins_at, slots or 1)
+        if slots is not None:
+            self._opened = window.job, window.round, begins_at + slots * self.slot_s(plan)
 
     def close_window(self) -> None:
         """Publish nothing until another window is opened."""

@@ -46,6 +46,11 @@ def left_at(directory: Path, training_s: float, again_after_s: float, kind: str)
                 device.take_plan(plan(job=OTHER_JOB))
                 slow.pass_time(PERIOD_S)
                 device.take_plan(plan())
+            case "beyond":
+                device.take_plan(plan(job=OTHER_JOB))
+                slow.pass_time(device.announcements._underway.fixed_until - device.clock.monotonic())
+                slow.pass_time(PERIOD_S)
+                device.take_plan(plan())
         device.give()
         slow.pass_time(8 * SLOT_S)
         rows = device.state.connection.execute(
@@ -66,3 +71,15 @@ def test_an_announcement_between_charge_and_window_does_not_tell_whether_trainin
     assert quick
     assert middle == pytest.approx(quick, abs=1e-9)
     assert whole == pytest.approx(quick, abs=1e-9)
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_what_comes_back_as_the_window_is_about_to_open_leaves_no_sooner(
+    tmp_path: Path, share: float
+) -> None:
+    """Dummies of a board that could not train were there since it declined, and would not either."""
+    as_planned, found = (
+        left_at(tmp_path / kind, share * LONGEST_S, 1.3 * SLOT_S, kind) for kind in ("again", "beyond")
+    )
+    assert as_planned
+    assert found == pytest.approx(as_planned, abs=1e-9)
