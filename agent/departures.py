@@ -147,8 +147,9 @@ class Departures:
         self._plan: Plan | None = None
         self._resent_from = -math.inf
         self._probes, self._fragments = (_Queue(messages_per_second, self._random) for _ in range(2))
-        self._heard_until: dict[str, float] = {}
-        """By the topic of a receipt, when its subscription ends (monotonic)."""
+        self._heard_until: dict[str, tuple[float, bytes]] = {}
+        """By the topic of a receipt, when its subscription ends (monotonic), and the digest of the fragment:
+        if that leaves again, it ends no sooner."""
         self._is_over = False
         self._failure: Exception | None = None
 
@@ -228,9 +229,13 @@ class Departures:
 
     @property
     def next_end_at(self) -> float:
-        """When the next subscription to a receipt ends (monotonic seconds); infinite without any."""
+        """When the next subscription to a receipt ends of a fragment that does not leave again (monotonic
+        seconds); infinite without any."""
         with self._changed:
-            return min(self._heard_until.values(), default=math.inf)
+            return min(
+                (until for until, digest in self._heard_until.values() if not self._waits(digest)),
+                default=math.inf,
+            )
 
     def turn_of(self, due_at: float) -> float:
         """When a fragment leaves, where the first is due at a time (monotonic), as far as that is known."""
@@ -259,11 +264,16 @@ class Departures:
 
     def _leave(self) -> None:
         self._leave_due()
-        # After that: what is sent again is heard on.
         now = self._clock.monotonic()
-        for topic in [topic for topic, until in self._heard_until.items() if until <= now]:
-            del self._heard_until[topic]
-            self._session.hear_no_more(topic)
+        for topic, (until, digest) in [*self._heard_until.items()]:
+            # What is due and waits for its turn is heard on: else how long it waits would be seen, and that
+            # is a matter of how many others of this board do.
+            if until <= now and not self._waits(digest):
+                del self._heard_until[topic]
+                self._session.hear_no_more(topic)
+
+    def _waits(self, digest: bytes) -> bool:
+        return digest in self._probes.waiting or digest in self._fragments.waiting
 
     def _leave_due(self) -> None:
         if (plan := self._plan) is None:
@@ -285,7 +295,7 @@ class Departures:
             if plan.receipts == "fragment":
                 receipt = self._topics.receipt(each.receipt_place)
                 self._session.hear(receipt)
-                self._heard_until[receipt] = again_at
+                self._heard_until[receipt] = again_at, each.digest
             if self._session.publish(topic, sealed) is None:
                 break
             faults.reached(FaultPoint.AGENT_PUBLISHED)

@@ -12,11 +12,11 @@ be spooled in the first half of it. Whoever announces a plan again changes nothi
 another time after an interruption gets none on the grid.
 
 **Receipts on topics of their own.** Where the plan wants them, a fragment leaves right after a subscription
-to the topic of its receipt. It ends when the fragment is sent again without a receipt, and with one at that
-same time: the coordinator learns from a broker of MQTT 5 whether anybody hears a topic, and so when nobody
-does any more. That time is drawn for this fragment alone. Had the subscription ended with the receipt, it
-would tell how long the way to the board is; with the next publication, or with the round, it would tell which
-fragments are one board's (``docs/decisions/2026-11-26-receipts-of-ones-own.md``).
+to the topic of its receipt. It ends when the fragment would be due again without one, and goes on without a
+break if it leaves again: the coordinator learns from a broker of MQTT 5 whether anybody hears a topic, and so
+when nobody does any more. That time is drawn for this fragment alone. Had the subscription ended with the
+receipt, it would tell how long the way to the board is; with the next publication, or with the round, it
+would tell which fragments are one board's (``docs/decisions/2026-11-26-receipts-of-ones-own.md``).
 """
 
 from __future__ import annotations

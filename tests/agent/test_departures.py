@@ -93,6 +93,28 @@ def test_what_was_due_without_a_connection_waits_for_other_times(state: AgentSta
     assert len(line.sent) == 4
 
 
+def test_what_waits_for_its_turn_is_heard_on(state: AgentState, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, its subscription ended when it was due, and began again as it left."""
+    line, clock = Line(), MovableClock(unix=5_000.0)
+    publisher = publisher_of(state, line, clock)
+    monkeypatch.setattr(publisher._departures._random, "expovariate", lambda rate: 0.7)
+    (fragment,) = spooled(state, 1)
+    publisher.open_window(PLAN, clock.monotonic())
+    state.reschedule([(clock.monotonic() + 1.0, fragment.digest)])
+    while len(line.sent) < 3:
+        clock.advance(0.1)
+        publisher.publish_due()
+    assert [step for step, _ in line.steps] == ["hear", "publish", "publish", "publish"]
+    state.mark_counted([fragment.digest], clock.unix())
+    publisher.publish_due()
+    assert line.heard, "until it would leave again"
+    assert 3.0 < publisher.due_in_s() < 11.0
+    clock.advance(publisher.due_in_s())
+    publisher.publish_due()
+    assert not line.heard
+    assert len(line.sent) == 3
+
+
 def test_they_leave_while_the_disk_is_slow_to_give_the_next_ones(
     state: AgentState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
