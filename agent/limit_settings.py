@@ -24,8 +24,8 @@ class LimitSettings(Settings):
     it."""
 
     messages_per_second: Annotated[float, Field(gt=0, le=1000)] = 10.0
-    """Maximum publications per second on average, including resends. How long each waits for its turn is
-    random, so twice as many may leave in one second."""
+    """Maximum fragments per second on average, including resends, and as many probes besides. How long each
+    waits for its turn is random, so twice as many may leave in one second."""
     minimum_compute_slot_s: Annotated[float, Field(ge=MIN_SLOT_S, le=86_400)] = 5.0
     """Shortest compute slot that a plan may have, and the period of the grid on which this device acts; its
     first connection waits for the end of a period, or of 5 s."""
