@@ -12,36 +12,51 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from cryptography import x509
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from coordinator.budget_export import BudgetsDigest
+from coordinator.devices import DeviceState
 from coordinator.participation import Total, totals
 from coordinator.registry import Spent
 from dpagent.errors import DataError
 from dpagent.protocol import device_signing
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.device_signing import DEVICE_PATTERN
-from dpagent.protocol.issuing import Statement
+from dpagent.protocol.issuing import Statement, Verdict, Wish
 from dpagent.protocol.signing import CoordinatorKey, Verifier
 from dpagent.protocol.topics import FleetName
 from dpagent.storage import disk_errors
-from dpagent.wording import counted
 
 MOST_BYTES: Final = 1 << 30
 """Of a file that is read: some 800 bytes a board and round."""
 _SAME: Final = 1e-9
 """Relative, of sums that are added in another order."""
+_LESS: Final = 1e-6
+"""Relative: an error of rounding, by which the price of a round may be below that of one before."""
 
 _DeviceId = Annotated[str, StringConstraints(pattern=DEVICE_PATTERN)]
 _JobId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 _Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2})*$", max_length=4_096)]
 _Round = Annotated[int, Field(ge=0, lt=1 << 32)]
+_Epsilon = Annotated[float, Field(ge=0, le=1e12)]
+"""Or None, without a guarantee."""
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("it has characters that are none of a text")
+    return text
+
+
+_Text = Annotated[str, StringConstraints(max_length=1_000), AfterValidator(_printable)]
 
 
 class _Said(BaseModel):
@@ -50,14 +65,18 @@ class _Said(BaseModel):
 
 class _Column(_Said):
     version: int
-    unit: str
-    adjacency: str
-    trust: str
-    mechanism: str
-    guarantee: str
-    epsilon: Annotated[float, Field(ge=0)] | None
+    unit: _Text
+    adjacency: _Text
+    trust: _Text
+    mechanism: _Text
+    guarantee: _Text
+    epsilon: _Epsilon | None
     delta: Annotated[float, Field(ge=0, le=1)] | None
-    assumptions: tuple[str, ...] = Field(strict=False)
+    assumptions: tuple[_Text, ...] = Field(strict=False)
+
+    @property
+    def scope(self) -> tuple[str, str, str]:
+        return self.unit, self.adjacency, self.trust
 
 
 class _Price(_Said):
@@ -73,9 +92,9 @@ class _Key(_Said):
 
 
 class _Total(_Said):
-    unit: str
-    adjacency: str
-    trust: str
+    unit: _Text
+    adjacency: _Text
+    trust: _Text
     epsilon: float | None
     delta: float
 
@@ -90,7 +109,8 @@ class _Entry(_Said):
     round: _Round
     at: float
     wish: str
-    verdict: str
+    verdict: Literal["granted", "noted", "over_limit", "asked_otherwise", "excluded"]
+    """Names of :class:`Verdict`: those that are kept."""
     ledger_entries: int
     ledger_head: _Hex
     key_digest: _Hex
@@ -99,12 +119,17 @@ class _Entry(_Said):
 
     @property
     def is_granted(self) -> bool:
-        return self.verdict == "granted"
+        return self.verdict == Verdict.GRANTED.name.lower()
+
+    @property
+    def fits_the_wish(self) -> bool:
+        """Whether who declines was not granted anything, and nobody else was taken for declining."""
+        return (self.verdict == Verdict.NOTED.name.lower()) is (self.wish != Wish.TAKES_PART.name.lower())
 
 
 class _Device(_Said):
     device: _DeviceId
-    state: str
+    state: DeviceState = Field(strict=False)
     replaces: _DeviceId | None
     certificate: Annotated[str, StringConstraints(max_length=16_384)]
     granted: tuple[_Total, ...] = Field(strict=False)
@@ -116,7 +141,7 @@ class _Export(_Said):
     version: Literal[1]
     fleet: FleetName
     coordinator_key: CoordinatorKey
-    exported_at: str
+    exported_at: Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00$")]
     keys: tuple[_Key, ...] = Field(strict=False)
     prices: tuple[_Price, ...] = Field(strict=False)
     devices: tuple[_Device, ...] = Field(strict=False)
@@ -169,20 +194,27 @@ def read_export(file: Path) -> dict[str, Any]:
         DataError: It is no JSON object.
         StorageError: It cannot be read.
     """
-    with disk_errors(file):
-        if (size := file.stat().st_size) > MOST_BYTES:
-            raise DataError(
-                f"{file} has {counted(size, 'byte')}; expected at most {MOST_BYTES:,} of an export."
-            )
-        data = file.read_bytes()
+    with disk_errors(file), file.open("rb") as stream:
+        data = stream.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise DataError(f"{file} has more than {MOST_BYTES:,} bytes, which no export has.")
     try:
-        values = json.loads(data)
+        values = json.loads(data, object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{file} is no JSON ({error}); expected what `dpagent coordinator budgets export` wrote."
         ) from error
     if not isinstance(values, dict):
         raise DataError(f"{file} holds no object; expected what `dpagent coordinator budgets export` wrote.")
+    return values
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Of two values for one key, another program could take the other one."""
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        twice = next(key for key, number in Counter(key for key, _ in pairs).items() if number > 1)
+        raise ValueError(f"two values for one key: {twice!r}")
     return values
 
 
@@ -208,12 +240,19 @@ def audit(values: Mapping[str, Any], source: str, coordinator_key: str | None = 
         ) from error
     key = coordinator_key or export.coordinator_key
     problems = [*_signature_problems(export, values, key), *_problems(export)]
-    made_anew = _granted(export)
-    problems += _differences(export, made_anew)
-    statements = sum(len(each.statements) for each in export.devices)
-    return AuditedBudgets(
-        export.fleet, key, export.exported_at, tuple(made_anew.values()), statements, tuple(problems)
+    spent = _spent(export)
+    problems += _differences(export, spent)
+    granted = tuple(
+        Granted(
+            each.device,
+            each.state,
+            sum({of_job.job: of_job.rounds for of_job in spent[each.device]}.values()),
+            tuple(totals(spent[each.device])),
+        )
+        for each in export.devices
     )
+    statements = sum(len(each.statements) for each in export.devices)
+    return AuditedBudgets(export.fleet, key, export.exported_at, granted, statements, tuple(problems))
 
 
 def _signature_problems(export: _Export, values: Mapping[str, Any], key: str) -> Iterator[str]:
@@ -230,23 +269,47 @@ def _signature_problems(export: _Export, values: Mapping[str, Any], key: str) ->
 
 def _problems(export: _Export) -> Iterator[str]:
     """What is wrong with single statements, and with them together."""
-    ids = Counter(each.device for each in export.devices)
-    for device, number in ids.items():
-        if number > 1:
-            yield f"Device {device} is there {number} times."
+    by_id = {each.device: each for each in export.devices}
+    yield from _doubles("Device {} is", (each.device for each in export.devices))
     for each in export.devices:
-        if each.replaces is not None and each.replaces not in ids:
+        if each.replaces is not None and each.replaces not in by_id:
             yield f"Device {each.device} took the place of {each.replaces}, which is not there."
-        try:
-            certificate = x509.load_pem_x509_certificate(each.certificate.encode())
-        except ValueError:
-            yield f"Device {each.device}: what is there for its certificate is none."
-            continue
-        if device_signing.device_id_of(certificate) != each.device:
-            yield f"Device {each.device}: its certificate names another."
-        for entry in each.statements:
-            if (problem := _of_statement(each, entry, certificate)) is not None:
-                yield f"Device {each.device}, round {entry.round} of job {entry.job[:8]}: {problem}."
+        if any(other.replaces == each.device for other in _line(each, by_id)):
+            yield f"Device {each.device} took its own place."
+        yield from _of_device(each)
+    yield from _of_rounds(export)
+
+
+def _of_device(device: _Device) -> Iterator[str]:
+    rounds = (f"{entry.round} of job {entry.job[:8]}" for entry in device.statements)
+    yield from _doubles(f"Device {device.device}: the statement for round {{}} is", rounds)
+    certificate = _certificate(device.certificate)
+    if certificate is None:
+        yield f"Device {device.device}: what is there for its certificate is none of a device."
+        return
+    if device_signing.device_id_of(certificate) != device.device:
+        yield f"Device {device.device}: its certificate names another."
+    for entry in device.statements:
+        if (problem := _of_statement(device, entry, certificate)) is not None:
+            yield f"Device {device.device}, round {entry.round} of job {entry.job[:8]}: {problem}."
+
+
+def _certificate(pem: str) -> x509.Certificate | None:
+    """The certificate of a device; None if these bytes are none, or its key is none of a device's."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pem.encode())
+        is_of_device = isinstance(certificate.public_key(), ec.EllipticCurvePublicKey)
+        device_signing.device_id_of(certificate)  # It reads the subject, which was not read so far.
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion):
+        return None
+    return certificate if is_of_device else None
+
+
+def _of_rounds(export: _Export) -> Iterator[str]:
+    """What is wrong with keys and prices: boards are shown one key, and a job only grows dearer."""
+    yield from _doubles("The key of round {} is", (f"{e.round} of job {e.job[:8]}" for e in export.keys))
+    yield from _doubles("The price of round {} is", (f"{e.round} of job {e.job[:8]}" for e in export.prices))
+    known = {(each.job, each.round) for each in export.keys}
     shown: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     for each in export.devices:
         for entry in each.statements:
@@ -257,6 +320,35 @@ def _problems(export: _Export) -> Iterator[str]:
                 f"Round {number} of job {job[:8]}: boards were shown {len(digests)} different keys, so their "
                 "tokens tell them apart."
             )
+        if (job, number) not in known:
+            yield f"Round {number} of job {job[:8]}: boards asked for its tokens, and its key is not there."
+    before: dict[str, _Price] = {}
+    for price in sorted(export.prices, key=lambda each: (each.job, each.round)):
+        if (earlier := before.get(price.job)) is not None and not _bounds(price, earlier):
+            yield (
+                f"Round {price.round} of job {price.job[:8]} brings it to less than round {earlier.round} "
+                "does, or to other columns: what was spent becomes no less."
+            )
+        before[price.job] = price
+
+
+def _bounds(later: _Price, earlier: _Price) -> bool:
+    """Whether each figure of a price is at least that of a round before, in the same columns."""
+    if [each.scope for each in later.columns] != [each.scope for each in earlier.columns]:
+        return False
+    return all(
+        _bound(more.epsilon) >= _bound(less.epsilon) * (1 - _LESS)
+        and (1.0 if more.delta is None else more.delta)
+        >= (1.0 if less.delta is None else less.delta) * (1 - _LESS)
+        for more, less in zip(later.columns, earlier.columns, strict=True)
+    )
+
+
+def _doubles(sentence: str, names: Iterable[str]) -> Iterator[str]:
+    """Says what is there more than once."""
+    for name, number in Counter(names).items():
+        if number > 1:
+            yield f"{sentence.format(name)} there {number} times."
 
 
 def _of_statement(device: _Device, entry: _Entry, certificate: x509.Certificate) -> str | None:
@@ -276,31 +368,28 @@ def _of_statement(device: _Device, entry: _Entry, certificate: x509.Certificate)
     )  # fmt: skip
     if said != shown:
         return "what is shown of the statement is not what it says"
-    if entry.is_granted and statement.wish.name != "TAKES_PART":
-        return "it was granted what it did not ask for"
+    if not entry.fits_the_wish:
+        return f"its wish was {entry.wish!r}, and the verdict is {entry.verdict!r}"
     return None
 
 
-def _granted(export: _Export) -> dict[str, Granted]:
+def _spent(export: _Export) -> dict[str, list[Spent]]:
     """What each device was granted: of each job the last round that it, or one before it in its place, was
     granted, whose price bounds all before it."""
     by_id = {each.device: each for each in export.devices}
     prices = {(each.job, each.round): each.columns for each in export.prices}
-    found: dict[str, Granted] = {}
+    found: dict[str, list[Spent]] = {}
     for each in export.devices:
         rounds: dict[str, set[int]] = defaultdict(set)
         for ancestor in _line(each, by_id):
             for entry in ancestor.statements:
                 if entry.is_granted:
                     rounds[entry.job].add(entry.round)
-        spent = [
+        found[each.device] = [
             Spent(job, len(numbers), column.model_dump())
             for job, numbers in sorted(rounds.items())
             for column in prices.get((job, max(numbers)), ())
         ]
-        found[each.device] = Granted(
-            each.device, each.state, sum(map(len, rounds.values())), tuple(totals(spent))
-        )
     return found
 
 
@@ -314,8 +403,8 @@ def _line(device: _Device, by_id: Mapping[str, _Device]) -> Iterator[_Device]:
         at = None if at.replaces is None else by_id.get(at.replaces)
 
 
-def _differences(export: _Export, made_anew: Mapping[str, Granted]) -> Iterator[str]:
-    priced = {(each.job, each.round) for each in export.prices}
+def _differences(export: _Export, made_anew: Mapping[str, Sequence[Spent]]) -> Iterator[str]:
+    priced = {(each.job, each.round) for each in export.prices if each.columns}
     unpriced = {
         (entry.job, entry.round)
         for each in export.devices
@@ -325,18 +414,33 @@ def _differences(export: _Export, made_anew: Mapping[str, Granted]) -> Iterator[
     for job, number in sorted(unpriced):
         yield f"Round {number} of job {job[:8]} was granted, and what it costs is not there."
     for each in export.devices:
-        own = {(t.unit, t.adjacency, t.trust): (t.epsilon, t.delta) for t in made_anew[each.device].totals}
-        shown = {(t.unit, t.adjacency, t.trust): (_bound(t.epsilon), t.delta) for t in each.granted}
-        if own.keys() != shown.keys() or not all(_alike(own[scope], shown[scope]) for scope in own):
+        own, shown = totals(made_anew[each.device]), each.granted
+        if len(own) != len(shown) or not all(map(_is_alike, own, sorted(shown, key=_scope))):
             yield (
                 f"Device {each.device}: the figures shown are not those that follow from its statements and "
                 "the prices of rounds."
             )
+        if made_anew[each.device] != [
+            Spent(of.job, of.rounds, of.model_dump(exclude={"job", "rounds"})) for of in each.jobs
+        ]:
+            yield (
+                f"Device {each.device}: its jobs are not shown as they follow from its statements and the "
+                "prices of rounds."
+            )
+
+
+def _scope(total: Total | _Total) -> tuple[str, str, str]:
+    return total.unit, total.adjacency, total.trust
+
+
+def _is_alike(own: Total, shown: _Total) -> bool:
+    epsilon = _bound(shown.epsilon)
+    return (
+        _scope(own) == _scope(shown)
+        and (own.epsilon == epsilon or math.isclose(own.epsilon, epsilon, rel_tol=_SAME))
+        and math.isclose(own.delta, shown.delta, rel_tol=_SAME)
+    )
 
 
 def _bound(epsilon: float | None) -> float:
     return math.inf if epsilon is None else epsilon
-
-
-def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
-    return all(a == b or math.isclose(a, b, rel_tol=_SAME) for a, b in zip(one, other, strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+from cryptography.hazmat.primitives.serialization import Encoding
 from fleets import write_fleet
 from requests_for_tokens import ask_for
 from token_desks import FLEET, JOB, Desk
@@ -176,6 +179,111 @@ def test_whatever_is_changed_in_an_export_is_found_even_if_it_is_signed_anew(
         del values["devices"][place]
 
     assert "which is not there" in changed(without_the_one_before, is_signed=True)
+
+    def lessen_a_job(values: dict[str, Any]) -> None:
+        values["devices"][place]["jobs"][0]["epsilon"] /= 2
+
+    assert "its jobs are not shown as they follow" in changed(lessen_a_job, is_signed=True)
+
+    def show_two_figures(values: dict[str, Any]) -> None:
+        shown = values["devices"][place]["granted"]
+        shown.insert(0, shown[0] | {"epsilon": 0.01})
+
+    assert "the figures shown are not those" in changed(show_two_figures, is_signed=True)
+
+    def twice(values: dict[str, Any]) -> None:
+        statements = values["devices"][place]["statements"]
+        statements.append(statements[0] | {"verdict": "over_limit"})
+
+    assert f"the statement for round 1 of job {job[:8]} is there 2 times" in changed(twice, is_signed=True)
+
+    def call_it_declined(values: dict[str, Any]) -> None:
+        values["devices"][place]["statements"][1]["verdict"] = "noted"
+
+    assert "its wish was 'takes_part', and the verdict is 'noted'" in changed(
+        call_it_declined, is_signed=True
+    )
+
+    def without_keys(values: dict[str, Any]) -> None:
+        values["keys"] = []
+
+    assert "its key is not there" in changed(without_keys, is_signed=True)
+
+    def in_a_circle(values: dict[str, Any]) -> None:
+        after = next(each for each in values["devices"] if each["replaces"] == first["device"])
+        values["devices"][place]["replaces"] = after["device"]
+
+    assert "took its own place" in changed(in_a_circle, is_signed=True)
+
+
+def test_a_price_that_falls_bounds_nothing_and_is_found(exported: Path, desk: Desk, tmp_path: Path) -> None:
+    values = json.loads(exported.read_text())
+    (cheaper,) = [each for each in values["prices"] if each["round"] == 2]
+    cheaper["columns"][0]["epsilon"] = 0.1
+    for device in values["devices"]:
+        for figure in [*device["granted"], *device["jobs"]]:
+            figure["epsilon"] = min(figure["epsilon"], 0.1) if figure["epsilon"] > 1 else figure["epsilon"]
+    values["signature"] = desk.signer.sign(BudgetsDigest.of(values), "budgets").hex()
+    exported.write_text(json.dumps(values))
+    result = verified(exported)
+    assert (result.returncode, "1 problem. Round 2 of job" in result.stderr) == (ExitCode.LEDGER, True)
+    assert "brings it to less than round 1 does" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "part", [b"\x2a\x86\x48\xce\x3d\x02\x01", b"\x2a\x86\x48\xce\x3d\x03\x01\x07", b"\x03\x42\x00\x04"]
+)
+def test_a_certificate_that_can_be_read_and_not_used_is_a_problem_and_no_error(
+    exported: Path, part: bytes
+) -> None:
+    values = json.loads(exported.read_text())
+    certificate = x509.load_pem_x509_certificate(values["devices"][0]["certificate"].encode())
+    der = certificate.public_bytes(Encoding.DER)
+    assert part in der
+    # Another kind of key, another curve, no point of the curve.
+    broken = base64.encodebytes(der.replace(part, part[:-1] + bytes([part[-1] ^ 1])))
+    values["devices"][0]["certificate"] = (
+        f"-----BEGIN CERTIFICATE-----\n{broken.decode()}-----END CERTIFICATE-----\n"
+    )
+    exported.write_text(json.dumps(values))
+    result = verified(exported)
+    assert result.returncode == ExitCode.LEDGER, result.stderr
+    assert "what is there for its certificate is none of a device" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("exported_at", "2026-11-26T12:00:00+00:00\x1b]0;all is well\x07"),
+        ("exported_at", "yesterday"),
+        ("exported_at", "\ud800"),
+    ],
+)
+def test_what_no_coordinator_writes_is_not_repeated_to_the_terminal(
+    exported: Path, desk: Desk, key: str, value: str
+) -> None:
+    values = json.loads(exported.read_text()) | {key: value}
+    with contextlib.suppress(UnicodeEncodeError):
+        values["signature"] = desk.signer.sign(BudgetsDigest.of(values), "budgets").hex()
+    exported.write_text(json.dumps(values))
+    result = verified(exported)
+    assert (result.returncode, key in result.stderr) == (ExitCode.DATA, True), result.stderr
+    assert "\x1b" not in result.stdout + result.stderr
+
+
+def test_an_epsilon_of_no_mechanism_is_no_internal_error(exported: Path) -> None:
+    values = json.loads(exported.read_text())
+    values["prices"][1]["columns"][0]["epsilon"] = 1.7e308
+    exported.write_text(json.dumps(values))
+    result = verified(exported)
+    assert (result.returncode, "prices.1.columns.0.epsilon" in result.stderr) == (ExitCode.DATA, True)
+
+
+def test_two_values_for_one_key_are_no_export(exported: Path) -> None:
+    """Another program would show the auditor the other one."""
+    exported.write_text(exported.read_text().replace("{", '{"devices": [],', 1))
+    result = verified(exported)
+    assert (result.returncode, "two values for one key: 'devices'" in result.stderr) == (ExitCode.DATA, True)
 
 
 @pytest.mark.parametrize(
