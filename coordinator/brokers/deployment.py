@@ -86,12 +86,15 @@ class Bridge:
         port: likewise.
         certificate: by which it knows this one, in PEM.
         key: its private key.
+        session: the client id there. Brokers let any user take a session over whose id it gives, and a board
+            that knew this one could keep all boards of this broker from the coordinator.
     """
 
     host: str
     port: int
     certificate: Path
     key: Path
+    session: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Mosquitto:
         options.append(f"acl_file {directory}/access")
         lines = configuration(deployment, str(deployment.store), options, user=getpass.getuser())
         return {
-            "mosquitto.conf": Written(lines),
+            "mosquitto.conf": Written(lines, 0o644 if deployment.bridge is None else 0o600),
             **({"passwords": Written(hashes(deployment.users), 0o600)} if has_passwords else {}),
             "access": Written(access(deployment), 0o600),
             **self.member_files(deployment),
@@ -145,6 +145,8 @@ def _bridge(deployment: Deployment) -> list[str]:
     return [
         f"connection {deployment.fleet}-{deployment.port}",
         f"address {bridge.host}:{bridge.port}",
+        # At this broker it has the same id, after `local.`.
+        f"remote_clientid {bridge.session}",
         f"bridge_cafile {deployment.authorities}",
         f"bridge_certfile {bridge.certificate}",
         f"bridge_keyfile {bridge.key}",

@@ -27,6 +27,7 @@ _ROLES: Final = frozenset(Role)
 USERS: Final = "users"
 """The folder with a file for each password, which goes to that user's machine."""
 _RECORD: Final = "broker.json"
+_SESSION: Final = "bridge-session"
 TLS_PORT: Final = 8883
 
 
@@ -88,7 +89,7 @@ def deployment_of(
         roles[name] = Role.BOARD
     need_no_password = choices.members and BROKERS[choices.software].names_by_certificate
     users = tuple(
-        User(name, role, None if need_no_password else _password(directory / USERS / name))
+        User(name, role, None if need_no_password else _secret(directory / USERS / name))
         for name, role in roles.items()
     )
     return Deployment(
@@ -100,28 +101,31 @@ def deployment_of(
         users,
         choices.mixer,
         membership,
-        _bridge(choices),
+        _bridge(fleet, directory, choices),
     )
 
 
-def _bridge(choices: BrokerChoices) -> Bridge | None:
+def _bridge(fleet: str, directory: Path, choices: BrokerChoices) -> Bridge | None:
     if choices.bridge_to is None or choices.bridge_certificate is None or choices.bridge_key is None:
         return None
     try:
         host, port = split_address(choices.bridge_to, TLS_PORT)
     except ValueError as error:
         raise UsageError(f"`--bridge-to` {choices.bridge_to!r}: {error}.") from error
-    return Bridge(host, port, choices.bridge_certificate, choices.bridge_key)
+    # Kept, since the other broker keeps what waits for it. Several brokers may show the same certificate.
+    session = f"dpagent-bridge-{fleet}-{_secret(directory / _SESSION)}"
+    return Bridge(host, port, choices.bridge_certificate, choices.bridge_key, session)
 
 
-def _password(file: Path) -> str:
+def _secret(file: Path) -> str:
+    """What nobody guesses, made if it is not there yet."""
     with disk_errors(file):
         if file.exists() and (known := file.read_text(encoding="utf-8").strip()):
             return known
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    password = secrets.token_urlsafe(32)
-    write_atomically(file, f"{password}\n".encode(), mode=0o600)
-    return password
+    secret = secrets.token_urlsafe(32)
+    write_atomically(file, f"{secret}\n".encode(), mode=0o600)
+    return secret
 
 
 def write_broker(choices: BrokerChoices, deployment: Deployment) -> list[Path]:

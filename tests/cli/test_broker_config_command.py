@@ -167,6 +167,12 @@ def test_a_bridge_carries_what_its_role_may_and_is_one_user_at_the_other_broker(
     ):  # fmt: skip
         assert lines.count(line) == 1
     assert not [line for line in lines if "fragments" in line]
+    # Its session at the other broker is one that no board can name, and so take over; it stays the same.
+    (session,) = [line for line in lines if line.startswith("remote_clientid ")]
+    assert len(session.removeprefix("remote_clientid dpagent-bridge-porch-")) >= 43
+    assert (tmp_path / "broker" / "mosquitto.conf").stat().st_mode & 0o077 == 0
+    assert broker_config(tmp_path, "mosquitto", *tls, "--members", "--bridge-to", "b.example").returncode == 0
+    assert session in (tmp_path / "broker" / "mosquitto.conf").read_text().splitlines()
 
 
 @pytest.mark.parametrize("software", ["rabbitmq", "nats", "emqx"])
