@@ -5,7 +5,8 @@ thread of its own: no round waits for that, and when it happens follows from dat
 the place of the file; connections to the broker read it as they begin, and the one that is open stays. The
 key stays, so that a crash leaves no certificate without its key. With the certificate comes all that the
 fleet trusts: while it changes its authority, the old one and the new one. Then the endpoint is shown the new
-certificate: an operator who ends a change has to know who has one.
+certificate: an operator who ends a change has to know who has one. Until that has worked, a line before the
+certificate says so, which is no part of it: so the agent goes on with that after a restart.
 
 Who issues certificates chooses how long they are, and sees by name who asks for one again. So each of the two
 files has one size, and the room for the next ones is taken when the agent starts: how full the disk is, on
@@ -14,6 +15,7 @@ which records may lie, does not show.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -25,7 +27,7 @@ from typing import Final
 from agent.settings import AgentSettings
 from dpagent.clock import Clock
 from dpagent.errors import DpagentError
-from dpagent.storage import real_path, take_room_for, write_over_spare
+from dpagent.storage import disk_errors, real_path, take_room_for, write_over_spare
 from dpagent.structured_log import Event, about
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ _AUTHORITIES_BYTES: Final = 17 << 10
 """Of the longest list of authorities that an answer may have, as the file has it."""
 _CERTIFICATES_BYTES: Final = 2 * _AUTHORITIES_BYTES
 """Of the longest certificate, and of those between it and the root."""
+_UNSEEN: Final = b"# Not shown to the fleet yet.\n"
 
 
 class Renewal:
@@ -53,9 +56,6 @@ class Renewal:
     def __init__(self, settings: AgentSettings, clock: Clock) -> None:
         self._enrolment, self._mqtt, self._clock = settings.enrolment, settings.mqtt, clock
         self._looks_at = -1.0
-        self._is_unconfirmed = False
-        """Whether the endpoint has not been shown a certificate that it has issued, as far as this process
-        knows: it is shown again, until it has."""
         self._thread: threading.Thread | None = None
         if self._enrolment is not None and (certificate := self._mqtt.cert_file) is not None:
             for file, size in (
@@ -74,7 +74,7 @@ class Renewal:
             return
         files = (self._mqtt.cert_file, self._mqtt.key_file)
         pause_s, is_due = self._look(*files)
-        work = self._renew if is_due else self._confirm if self._is_unconfirmed else None
+        work = self._renew if is_due else self._confirm if _is_unseen(files[0]) else None
         # Boards that were switched on together need not ask together. No record decides when.
         self._looks_at = now + pause_s * random.uniform(0.75, 1.25)
         if work is not None:
@@ -112,11 +112,10 @@ class Renewal:
             certificate, authorities = renew(url, ca_file, cert_file, key_file)
             # First: the certificate may be of an authority that the file does not name yet.
             write_over_spare(ca_file, authorities, size=_AUTHORITIES_BYTES)
-            write_over_spare(cert_file, certificate, size=_CERTIFICATES_BYTES)
+            write_over_spare(cert_file, _UNSEEN + certificate, size=_CERTIFICATES_BYTES)
         except DpagentError as error:
             log.warning("the certificate was not renewed; it will be tried again: %s", error)
         else:
-            self._is_unconfirmed = True
             self._confirm(url, ca_file, cert_file, key_file)
             log.info("the certificate is renewed", extra=about(event=Event.CERTIFICATE_RENEWED))
 
@@ -125,9 +124,17 @@ class Renewal:
 
         try:
             confirm(url, ca_file, cert_file, key_file)
+            with disk_errors(cert_file):
+                seen = cert_file.read_bytes().removeprefix(_UNSEEN)
+            write_over_spare(cert_file, seen, size=_CERTIFICATES_BYTES)
         except DpagentError as error:
             log.warning(
                 "the fleet does not know yet that its certificate came; it will be told again: %s", error
             )
-        else:
-            self._is_unconfirmed = False
+
+
+def _is_unseen(cert_file: Path) -> bool:
+    """Whether the endpoint has not been shown a certificate that it has issued."""
+    with contextlib.suppress(OSError), cert_file.open("rb") as stream:  # What is wrong, the look has said.
+        return stream.read(len(_UNSEEN)) == _UNSEEN
+    return False
