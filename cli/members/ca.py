@@ -80,8 +80,16 @@ def show(config: FleetConfig = None) -> None:
         _show(retiring)
         with Devices(settings.members_place) as devices:
             left = left_behind(authorities, devices)
-            members = devices.members()
-        typer.echo(f"{members - len(left)} of {counted(members, 'member')} have certificates of the new one.")
+            members = [device for device in devices.all() if device.is_member]
+        expired = [device for device in members if device.expires_at <= time.time()]
+        have = len({each.id for each in members} - {each.id for each in (*left, *expired)})
+        typer.echo(f"{have} of {counted(len(members), 'member')} have certificates of the new one.")
+        if expired:
+            typer.echo(
+                f"The certificates of {counted(len(expired), 'member')} have expired: `devices replace` "
+                f"makes codes for {', '.join(each.id[:8] for each in expired[:8])}"
+                f"{', …' if len(expired) > 8 else ''}."
+            )
         unknown = len(left) - len(without_new(authorities, left))
         if unknown:
             typer.echo(

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from brokers import wait_until
 from commands import Result, dpagent
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from enrolments import EnrolmentFleet, enrol
 from fleets import write_fleet
-from members import enrolled, key_pem
+from members import certified, enrolled, key_pem
 
 from agent.settings import load_agent_settings
 from coordinator.authority import load_authorities
@@ -261,6 +262,22 @@ def test_a_change_of_the_authority_is_begun_once_and_ended_once(fleet: Enrolment
     for words in (("--certificate", "x"), ("--key", "x")):
         half = fleet.run("ca", "change", *words)
         assert (half.returncode, "both --certificate and --key" in half.stderr) == (ExitCode.USAGE, True)
+
+
+def test_a_member_whose_certificate_has_expired_is_none_that_has_the_new_one(fleet: EnrolmentFleet) -> None:
+    """It is locked out already, and holds up nobody."""
+    authority = load_authorities(fleet.members, now=datetime.now(UTC)).issuing
+    expired = certified(authority, days=2 / 86_400)
+    with fleet.devices() as devices:
+        enrolled(authority, devices)
+        with devices.transaction():
+            devices.add(expired.certificate, at=0.0)
+    assert fleet.run("ca", "change").returncode == 0
+    wait_until(expired.has_expired, "the end of a certificate")
+    shown = fleet.run("ca", "show").stdout
+    assert "0 of 2 members have certificates of the new one" in shown
+    assert f"makes codes for {expired.device_id[:8]}" in shown
+    assert "1 member would be locked out" in fleet.run("ca", "retire").stderr
 
 
 def test_a_board_enrols_with_a_key_that_is_there_already(fleet: EnrolmentFleet, tmp_path: Path) -> None:
