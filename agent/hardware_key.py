@@ -101,7 +101,7 @@ def naming_file(uri: str) -> bytes:
     Raises:
         UsageError: It is none, or has a PIN in it.
     """
-    shown = uri.partition("?")[0]
+    shown = uri.partition("?")[0].partition("pin-value")[0]
     attributes = dict(part.partition("=")[::2] for part in shown.removeprefix(URI_BEGINS).split(";"))
     if "pin-value" in uri:
         raise UsageError(
@@ -133,11 +133,12 @@ def _field(tag: int, content: bytes) -> bytes:
     return bytes([tag, size] if size < 0x80 else [tag, 0x80 | len(length), *length]) + content
 
 
-def _openssl(file: Path, *words: str, given: bytes = b"") -> bytes:
+def _openssl(file: Path, command: str, *words: str, given: bytes = b"") -> bytes:
+    # Without -passin it would ask for another PIN where the token did not take one, and read it from what is
+    # to be signed; a token counts wrong ones.
+    called = ["openssl", command, "-passin", "pass:", *words]
     try:
-        done = subprocess.run(
-            ["openssl", *words], input=given, capture_output=True, timeout=_PATIENCE_S, check=True
-        )
+        done = subprocess.run(called, input=given, capture_output=True, timeout=_PATIENCE_S, check=True)
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"{file} names a key in hardware, which the program openssl uses, and that is not installed: "
@@ -151,6 +152,7 @@ def _openssl(file: Path, *words: str, given: bytes = b"") -> bytes:
         said = error.stderr.decode("utf-8", "replace").strip().splitlines()
         raise ConfigurationError(
             f"OpenSSL cannot use the key that {file} names ({said[-1] if said else 'no reason given'}). "
-            "Its provider has to be in openssl.cnf, and this program's user has to be let at the hardware."
+            "Its provider has to be in openssl.cnf, with the PIN of a token; the hardware has to be there "
+            "and to hold this key; and this program's user has to be let at it."
         ) from error
     return done.stdout

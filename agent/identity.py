@@ -20,6 +20,8 @@ from dpagent.storage import disk_errors, write_atomically
 
 _ENROL: Final = "`dpagent enrol` with a code from the operator makes another."
 _NOBODY: Final = "device"
+_LONGEST_KEY: Final = 1 << 16
+"""Of the file of a key, in bytes: what comes after them is of none."""
 _RENEW_AFTER: Final = 2 / 3
 """Of a certificate's life: so long it takes a board that was off for a third of it to be too late."""
 
@@ -99,7 +101,7 @@ def read_private_key(file: Path) -> device_signing.SigningKey:
         StorageError: It cannot be read.
     """
     with disk_errors(file), file.open("rb") as stream:
-        mode, data = os.fstat(stream.fileno()).st_mode, stream.read()
+        mode, data = os.fstat(stream.fileno()).st_mode, stream.read(_LONGEST_KEY)
     if mode & 0o077:
         raise ConfigurationError(f"{file} is a secret that other users may read. Run: chmod 600 {file}")
     if (in_hardware := HardwareKey.in_file(file, data)) is not None:
@@ -155,7 +157,7 @@ def durable_key(file: Path, given: Path | str | None = None) -> device_signing.S
 
 def _given(key: Path | str) -> bytes:
     """What the file of a key that is there already holds."""
-    if (uri := str(key)).startswith(URI_BEGINS):
+    if (uri := str(key)).lower().startswith(URI_BEGINS):
         return naming_file(uri)
     read_private_key(Path(key))
     with disk_errors(Path(key)):

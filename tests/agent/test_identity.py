@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from members import certified, key_pem, new_authority, written
 
-from agent.hardware_key import naming_file
+from agent.hardware_key import HardwareKey, naming_file
 from agent.identity import Identity, durable_key, read_private_key, signing_request
 from coordinator.authority import pem_of
 from dpagent.errors import ConfigurationError, StorageError, UsageError
@@ -154,7 +155,34 @@ def test_a_uri_that_names_no_key_is_refused(uri: str) -> None:
         naming_file(uri)
 
 
-def test_a_pin_in_a_uri_is_refused_and_not_repeated() -> None:
+@pytest.mark.parametrize("pin", ["?pin-value=4321", ";pin-value=4321", "?module-name=a&pin-value=4321"])
+def test_a_pin_in_a_uri_is_refused_and_not_repeated(pin: str) -> None:
+    uri = f"pkcs11:object=device;type=private{pin}"
     with pytest.raises(UsageError, match="a PIN does not belong") as caught:
-        naming_file("pkcs11:object=device;type=private?pin-value=4321")
+        naming_file(uri)
     assert "4321" not in str(caught.value)
+
+
+def test_a_file_without_an_end_is_no_key() -> None:
+    with pytest.raises(ConfigurationError, match="/dev/zero"):
+        read_private_key(Path("/dev/zero"))
+
+
+def test_a_uri_is_one_in_capitals_too_and_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="names no key; expected pkcs11:token"):
+        durable_key(tmp_path / "device.key", "PKCS11:object=device;type=private")
+
+
+def test_nothing_that_is_to_be_signed_is_taken_for_a_pin(tmp_path: Path) -> None:
+    """OpenSSL asks for another where the hardware did not take the one it has; here, for that of a file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    file = tmp_path / "device.key"
+    file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    with pytest.raises(ConfigurationError, match="with the PIN of a token"):
+        HardwareKey(file, key.public_key()).sign(b"secret\n", ec.ECDSA(hashes.SHA256()))
