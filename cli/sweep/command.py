@@ -96,6 +96,7 @@ def _compute(sweep: Sweep, where: ClusterRequest, stop: Stop) -> None:
 
 @app.command()
 def job(
+    context: typer.Context,
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The sweep's state directory.")],
     output: Annotated[Path, typer.Option("--output", help="The job file to write.")],
     setting: Annotated[
@@ -120,7 +121,10 @@ def job(
 
     `round` and `test_data` are the fleet's own, and in no simulation: give them with --set, or in the file.
     """
-    _require_fleet_only_with_add(to_fleet, {"--config": config, "--paused": paused, "--set": options})
+    # DPAGENT_CONFIG says which fleet is this machine's, and nothing of this command.
+    source = context.get_parameter_source("config")
+    is_given = source is not None and source.name == "COMMANDLINE"
+    _require_fleet_only_with_add(to_fleet, {"--config": is_given, "--paused": paused, "--set": options})
     from simulation.sweep.file import MOST_RUNS
     from simulation.sweep.job_file import write_job_file
     from simulation.sweep.kept import kept_outcomes

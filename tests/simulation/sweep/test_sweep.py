@@ -80,7 +80,9 @@ def test_what_is_done_is_not_run_again_and_another_file_is_refused(swept: Sweep,
     assert resumed.is_done
 
 
-def test_the_chosen_setting_goes_into_a_coordinators_queue(swept: Sweep, tmp_path: Path) -> None:
+def test_the_chosen_setting_goes_into_a_coordinators_queue(
+    swept: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = tmp_path / "chosen.yaml"
     written = dpagent("sweep", "job", swept.root, "--output", job, "--setting", "4")
     assert written.returncode == 0, written.stderr
@@ -109,6 +111,10 @@ def test_the_chosen_setting_goes_into_a_coordinators_queue(swept: Sweep, tmp_pat
     )
     assert (both.returncode, "--paused and --set are given without --add" in both.stderr) == (2, True)
     assert job.read_bytes() == kept
+    monkeypatch.setenv("DPAGENT_CONFIG", str(fleet))
+    elsewhere = dpagent("sweep", "job", swept.root, "--output", tmp_path / "other.yaml")
+    assert (elsewhere.returncode, elsewhere.stderr) == (0, ""), "the machine's own fleet is given to nobody"
+    monkeypatch.delenv("DPAGENT_CONFIG")
 
     again = dpagent("sweep", "job", swept.root, "--output", job)
     assert again.returncode == 3
