@@ -25,7 +25,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from coordinator.budget_export import BudgetsDigest
 from coordinator.devices import DeviceState
 from coordinator.participation import Total, totals
-from coordinator.registry import Spent
+from coordinator.registry import Spent, spent_of
 from dpagent.errors import DataError
 from dpagent.protocol import device_signing
 from dpagent.protocol.codec import MessageError
@@ -377,19 +377,20 @@ def _spent(export: _Export) -> dict[str, list[Spent]]:
     """What each device was granted: of each job the last round that it, or one before it in its place, was
     granted, whose price bounds all before it."""
     by_id = {each.device: each for each in export.devices}
-    prices = {(each.job, each.round): each.columns for each in export.prices}
+    prices = {
+        (each.job, each.round): [column.model_dump() for column in each.columns] for each in export.prices
+    }
     found: dict[str, list[Spent]] = {}
     for each in export.devices:
-        rounds: dict[str, set[int]] = defaultdict(set)
-        for ancestor in _line(each, by_id):
-            for entry in ancestor.statements:
-                if entry.is_granted:
-                    rounds[entry.job].add(entry.round)
-        found[each.device] = [
-            Spent(job, len(numbers), column.model_dump())
-            for job, numbers in sorted(rounds.items())
-            for column in prices.get((job, max(numbers)), ())
-        ]
+        found[each.device] = spent_of(
+            (
+                (entry.job, entry.round)
+                for one in _line(each, by_id)
+                for entry in one.statements
+                if entry.is_granted
+            ),
+            prices,
+        )
     return found
 
 

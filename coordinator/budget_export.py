@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Self
@@ -20,9 +21,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from coordinator.database.opening import is_there, open_reader
 from coordinator.database.schema import Part
 from coordinator.database.settings import StorePlace
-from coordinator.devices import Devices
+from coordinator.devices import Device, Devices
 from coordinator.participation import total_values, totals
-from coordinator.registry import Entry, RegistryReader
+from coordinator.registry import Entry, RegistryReader, Spent, spent_of
 from dpagent.errors import NotReadyError
 from dpagent.json_values import finite
 from dpagent.protocol.messages import Layout
@@ -97,38 +98,55 @@ def export(
             f"No board has enrolled in fleet {fleet!r}, so there is nothing to export. `dpagent coordinator "
             "invite` makes codes for boards (docs/deploy.md)."
         )
+    # In this order, while the coordinator goes on: keys and prices come before what is granted of them, and
+    # all figures are made of what was read. Read one by one, they would contradict each other.
+    entries: dict[str, list[Entry]] = defaultdict(list)
+    for entry in reader.entries():
+        entries[entry.device].append(entry)
+    moduli, prices = reader.moduli(), reader.prices()
+    spent = _spent(known, entries, {(job, number): columns for job, number, columns in prices})
     values: dict[str, Any] = {
         "version": VERSION,
         "fleet": fleet,
         "coordinator_key": signer.public_key,
         "exported_at": datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
-        "keys": [
-            {"job": job, "round": number, "modulus": modulus.hex()}
-            for job, number, modulus in reader.moduli()
-        ],
-        "prices": [
-            {"job": job, "round": number, "columns": columns} for job, number, columns in reader.prices()
-        ],
+        "keys": [{"job": job, "round": number, "modulus": modulus.hex()} for job, number, modulus in moduli],
+        "prices": [{"job": job, "round": number, "columns": columns} for job, number, columns in prices],
         "devices": [
             {
                 "device": device.id,
                 "state": str(device.state),
                 "replaces": device.replaces,
                 "certificate": device.parsed.public_bytes(Encoding.PEM).decode(),
-                "granted": [
-                    total_values(total) for total in totals(reader.spent(devices.lineage(device.id)))
-                ],
+                "granted": [total_values(total) for total in totals(spent[device.id])],
                 "jobs": [
-                    {"job": spent.job, "rounds": spent.rounds, **spent.statement}
-                    for spent in reader.spent(devices.lineage(device.id))
+                    {"job": each.job, "rounds": each.rounds, **each.statement} for each in spent[device.id]
                 ],
-                "statements": [_entry_values(entry) for entry in reader.entries(device.id)],
+                "statements": [_entry_values(entry) for entry in entries[device.id]],
             }
             for device in known
         ],
     }
     values = finite(values)
     return values | {SIGNATURE: signer.sign(BudgetsDigest.of(values), "budgets").hex()}
+
+
+def _spent(
+    known: Sequence[Device],
+    entries: Mapping[str, Sequence[Entry]],
+    prices: Mapping[tuple[str, int], Sequence[dict[str, Any]]],
+) -> dict[str, list[Spent]]:
+    """What each device was granted, with those whose place it took."""
+    before = {device.id: device.replaces for device in known}
+    found: dict[str, list[Spent]] = {}
+    for device in known:
+        granted: list[tuple[str, int]] = []
+        one: str | None = device.id
+        while one is not None:
+            granted += [(entry.job.hex(), entry.round) for entry in entries.get(one, ()) if entry.is_granted]
+            one = before.get(one)
+        found[device.id] = spent_of(granted, prices)
+    return found
 
 
 def _entry_values(entry: Entry) -> dict[str, Any]:

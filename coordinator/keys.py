@@ -10,6 +10,7 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
+from dpagent.errors import NotReadyError
 from dpagent.keys import read_key
 from dpagent.protocol.issuing import AskOpener
 from dpagent.protocol.sealing import Opener, new_sealing_secret
@@ -26,6 +27,23 @@ def load_signer(keys_dir: Path, fleet: str) -> Signer:
         StorageError, ConfigurationError: The key cannot be kept secret or read.
     """
     return Signer(read_key(keys_dir / "signing.key", new_signing_secret, remedy=_REMEDY), fleet)
+
+
+def find_signer(keys_dir: Path, fleet: str) -> Signer:
+    """The signing key, for a command that signs in the coordinator's name and must not make one.
+
+    Raises:
+        NotReadyError: It is not there: the coordinator has begun on another machine, or never.
+        StorageError, ConfigurationError: It cannot be read, or others can read it too.
+    """
+    with disk_errors(keys_dir):
+        is_there = (keys_dir / "signing.key").exists()
+    if not is_there:
+        raise NotReadyError(
+            f"keys_dir {keys_dir} has no signing.key, so nothing can be signed in the coordinator's name. "
+            "Run this on a machine that has the fleet's keys."
+        )
+    return load_signer(keys_dir, fleet)
 
 
 def client_id(keys_dir: Path, fleet: str) -> str:

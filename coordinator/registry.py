@@ -11,7 +11,8 @@ The secret part of a round's key is erased when the round closes: nobody makes a
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -223,6 +224,25 @@ def spent_by(database: Reader, devices: Sequence[str]) -> list[Spent]:
         Spent(bytes(row["job"]).hex(), row["rounds"], statement)
         for row in rows
         for statement in json.loads(row["columns"])
+    ]
+
+
+def spent_of(
+    granted: Iterable[tuple[str, int]], prices: Mapping[tuple[str, int], Sequence[dict[str, Any]]]
+) -> list[Spent]:
+    """As :func:`spent_by`, of what was read before.
+
+    Args:
+        granted: job and round of each grant of a device, and of those whose place it took.
+        prices: of each job and round, in each column.
+    """
+    rounds: dict[str, set[int]] = defaultdict(set)
+    for job, number in granted:
+        rounds[job].add(number)
+    return [
+        Spent(job, len(numbers), statement)
+        for job, numbers in sorted(rounds.items())
+        for statement in prices.get((job, max(numbers)), ())
     ]
 
 

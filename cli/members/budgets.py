@@ -122,11 +122,11 @@ def export(
     The coordinator signs the whole. `budgets verify` checks it, on any machine.
     """
     from coordinator.budget_export import export as exported
-    from coordinator.keys import load_signer
+    from coordinator.keys import find_signer
 
     settings = fleet_settings(config)
     with _opened(settings) as (devices, reader):
-        signer = load_signer(settings.keys_dir, settings.fleet)
+        signer = find_signer(settings.keys_dir, settings.fleet)
         values = exported(reader, devices, fleet=settings.fleet, signer=signer, now=time.time())
     write_json(target, values)
 

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from coordinator.budget_export import export
 from coordinator.devices import Devices
-from coordinator.keys import load_signer
+from coordinator.keys import find_signer
 from coordinator.page.access import Access
 from coordinator.page.guard import COOKIE, LOGOUT, Guard, refused, visitor_of
 from coordinator.page.orders import Orders
@@ -204,7 +204,7 @@ class Page:
         reader = RegistryReader(members)
         try:
             with Devices(members) as devices:
-                signer = load_signer(self._settings.keys_dir, self._settings.fleet)
+                signer = find_signer(self._settings.keys_dir, self._settings.fleet)
                 values = export(reader, devices, fleet=self._settings.fleet, signer=signer, now=time.time())
         finally:
             reader.close()

@@ -24,7 +24,7 @@ from token_desks import FLEET, JOB, Desk
 from coordinator.budget_export import BudgetsDigest
 from coordinator.keys import load_signer
 from coordinator.participation import participation, totals
-from coordinator.registry import Spent
+from coordinator.registry import Entry, RegistryReader, Spent
 from dpagent.errors import ExitCode
 from dpagent.protocol.issuing import Verdict, Wish
 from dpagent.protocol.signing import Signer
@@ -102,6 +102,34 @@ def exported(desk: Desk, tmp_path: Path) -> Path:
     result = budgets(tmp_path, "export", str(target))
     assert result.returncode == 0, result.stderr
     return target
+
+
+def test_an_export_that_a_grant_comes_between_fits_together(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator goes on meanwhile: nobody is to find it in the wrong for that."""
+    board = desk.member()
+    assert ask_for(desk, board, 1) is Verdict.GRANTED
+    read = RegistryReader.entries
+
+    def granted_just_before(reader: RegistryReader, device: str | None = None) -> list[Entry]:
+        ask_for(desk, board, 2)
+        return read(reader, device)
+
+    monkeypatch.setattr(RegistryReader, "entries", granted_just_before)
+    target = tmp_path / "export.json"
+    assert budgets(tmp_path, "export", str(target)).returncode == 0
+    result = verified(target)
+    assert (result.returncode, "2 statements" in result.stdout) == (0, True), result.stderr
+
+
+def test_nothing_is_exported_where_the_coordinators_key_is_not(desk: Desk, tmp_path: Path) -> None:
+    """It would be signed by another, which a coordinator that is begun there later would take for its own."""
+    desk.member()
+    (tmp_path / "keys").rename(tmp_path / "keys of the other machine")
+    result = budgets(tmp_path, "export", str(tmp_path / "export.json"))
+    assert (result.returncode, "has no signing.key" in result.stderr) == (ExitCode.STORAGE, True)
+    assert not (tmp_path / "keys").exists()
 
 
 def verified(file: Path, *options: str) -> Result:
