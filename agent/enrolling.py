@@ -45,6 +45,7 @@ from dpagent.protocol.enrolment import (
     fingerprint,
     json_of,
 )
+from dpagent.transport.settings import show_certificate
 
 PATIENCE_S: Final = 20.0
 """For one exchange with the endpoint."""
@@ -184,9 +185,9 @@ def _showing(ca_file: Path, cert_file: Path, key_file: Path) -> ssl.SSLContext:
     """
     try:
         context = _trusting(ca_file.read_text(encoding="ascii"))
-        context.load_cert_chain(cert_file, key_file, password="")
     except (OSError, ValueError) as error:  # of TLS, an OSError
         raise ConfigurationError(f"enrolment.ca_file {ca_file} cannot be used ({error}).") from error
+    show_certificate(context, cert_file, key_file)
     return context
 
 

@@ -67,6 +67,26 @@ TopicPrefix = Annotated[str, Field(max_length=200), AfterValidator(_topic_prefix
 """Topic levels before a fleet's own."""
 
 
+def show_certificate(context: ssl.SSLContext, cert_file: Path, key_file: Path) -> None:
+    """Have connections of a context show a certificate.
+
+    Raises:
+        ConfigurationError: A file cannot be used, or the hardware does not give the key that one names.
+    """
+    try:
+        # Without a password the library would ask for one, at whatever terminal.
+        context.load_cert_chain(cert_file, key_file, password="")
+    except OSError as error:  # of TLS, an OSError too
+        are_there = cert_file.is_file() and key_file.is_file()
+        # OpenSSL's providers leave an error of the system that is of something else.
+        reason = "OpenSSL gets no key by it" if are_there and isinstance(error, FileNotFoundError) else error
+        raise ConfigurationError(
+            f"mqtt.cert_file {cert_file} and mqtt.key_file {key_file} cannot be used ({reason}). Expected a "
+            "certificate and its private key, in PEM and without a passphrase. If the file names a key in "
+            "hardware, that has to be there, and to take the PIN that openssl.cnf has (docs/deploy.md)."
+        ) from error
+
+
 class MqttSettings(Settings):
     """Address and credentials of the broker."""
 
@@ -152,14 +172,8 @@ class MqttSettings(Settings):
         self.require_whole_pair()
         if self.cert_file is None:
             return context
-        try:
-            # Without a password the library would ask for one, at whatever terminal.
-            context.load_cert_chain(self.cert_file, self.key_file, password="")
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigurationError(
-                f"mqtt.cert_file {self.cert_file} and mqtt.key_file {self.key_file} cannot be used ({error})."
-                " Expected a certificate and its private key, in PEM and without a passphrase."
-            ) from error
+        assert self.key_file is not None
+        show_certificate(context, self.cert_file, self.key_file)
         return context
 
     def require_whole_pair(self) -> None:

@@ -20,7 +20,7 @@ from agent.identity import Identity, read_certificate
 from agent.renewal import Renewal
 from agent.settings import AgentSettings
 from coordinator.authority import load_authorities, pem_of
-from dpagent.errors import BrokerError
+from dpagent.errors import BrokerError, ConfigurationError
 from dpagent.protocol.signing import Signer
 
 
@@ -135,6 +135,20 @@ def test_the_endpoint_is_shown_the_new_certificate_until_it_has_seen_it(
     assert shown == [following] * 3
     assert renewed == [1]
     assert caplog.text.count("it will be told again") == 2
+
+
+def test_a_key_that_cannot_be_used_is_named_and_not_the_authority(tmp_path: Path, identity: Identity) -> None:
+    """As one whose token is gone: OpenSSL finds nothing at it, and the file is there."""
+    mqtt = board(tmp_path, identity).mqtt
+    assert mqtt.cert_file is not None
+    assert mqtt.key_file is not None
+    mqtt.key_file.write_text(
+        "-----BEGIN PKCS#11 PROVIDER URI-----\nMAA=\n-----END PKCS#11 PROVIDER URI-----\n"
+    )
+    with pytest.raises(
+        ConfigurationError, match=r"mqtt\.key_file .* cannot be used.* names a key in hardware"
+    ):
+        agent.enrolling.confirm("https://127.0.0.1:1", tmp_path / "ca/ca.crt", mqtt.cert_file, mqtt.key_file)
 
 
 def test_one_that_has_expired_is_not_asked_for(
