@@ -21,6 +21,9 @@ from dpagent.storage import disk_errors
 
 _PID: Final = "running.pid"
 _LOCKS: Final = Path("/proc/locks")
+_READINGS: Final = 10
+"""The kernel hands the list over in pieces: a lock that goes between two of them moves another one out of
+sight. On a machine with hundreds of locks that come and go, one reading of 170 missed one that was held."""
 _BEGINS_S: Final = 3.0
 """So long a broker that begins may have read its files, and not listen for signals yet."""
 
@@ -106,10 +109,12 @@ def _locked(descriptor: int) -> bool:
 
 def _holds(number: str, inode: int) -> bool:
     """Whether a process has the lock on a file, as far as the system tells."""
-    try:
-        lines = _LOCKS.read_text(encoding="ascii").splitlines()
-    except FileNotFoundError:  # It is not Linux.
+    if not _LOCKS.exists():  # It is not Linux.
         return number.isascii() and number.isdecimal() and int(number) > 0
-    locks = [line.split() for line in lines]
+    return any(_lists(number, inode) for _ in range(_READINGS))
+
+
+def _lists(number: str, inode: int) -> bool:
+    locks = [line.split() for line in _LOCKS.read_text(encoding="ascii").splitlines()]
     # Devices have other numbers there than stat(2) gives, on some file systems.
     return any(lock[1] == "FLOCK" and lock[4] == number and lock[5].endswith(f":{inode}") for lock in locks)

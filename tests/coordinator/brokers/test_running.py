@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from brokers import wait_until
 from children import Child
 
-from coordinator.brokers.running import claim, send
+from coordinator.brokers.running import _holds, claim, send
 from dpagent.errors import BrokerError
 
 BROKER = """
@@ -68,3 +71,30 @@ def test_no_process_is_signalled_that_does_not_hold_the_file(
     (tmp_path / "running.pid").write_text(f"{os.getpid()}\n" if number == "own" else number)
     with pytest.raises(BrokerError, match="does not name the process"):
         send(tmp_path, signal.SIGURG)  # which would harm nobody
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="It is not Linux.")
+def test_a_broker_is_found_among_locks_that_come_and_go(tmp_path: Path) -> None:
+    """The kernel's list is read in pieces, and what stands before an entry moves it."""
+    over = threading.Event()
+    with ExitStack() as held:
+        files = [held.enter_context((tmp_path / f"{number}").open("w")) for number in range(300)]
+
+        def come_and_go() -> None:
+            while not over.is_set():
+                for how in (fcntl.LOCK_UN, fcntl.LOCK_EX):
+                    for file in files:
+                        fcntl.flock(file, how)
+
+        for file in files[:150]:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        own = held.enter_context((tmp_path / "own").open("w"))
+        fcntl.flock(own, fcntl.LOCK_EX)
+        others = threading.Thread(target=come_and_go)
+        others.start()
+        try:
+            found = [_holds(str(os.getpid()), os.fstat(own.fileno()).st_ino) for _ in range(3_000)]
+        finally:
+            over.set()
+            others.join()
+    assert all(found), f"{found.count(False)} of {len(found)} times it was not"
