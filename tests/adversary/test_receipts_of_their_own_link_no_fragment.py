@@ -139,7 +139,7 @@ def boards(tmp_path: Path) -> Iterator[list[Board]]:
 def guessed(boards: list[Board]) -> tuple[float, float]:
     """Of the pairs that the coordinator takes for one board's, how many are, and the probability that so many
     are by chance."""
-    for _ in range(round((5.0 + WINDOW_S + 12.0) / STEP_S)):
+    for _ in range(round((5.0 + WINDOW_S + 15.0) / STEP_S)):
         for board in boards:
             board.step()
     marks = [
@@ -200,19 +200,18 @@ Takes = Callable[[AgentState, str, bytes], int]
 def silenced(boards: list[Board], takes: Takes) -> set[str]:
     """Topics of fragments that are sent no more, after the digests of all were said on the topic of one."""
     told = next(iter(boards[0].digests))
-    ends_at = 5.0 + WINDOW_S
-    for number in range(round((ends_at + 12.0) / STEP_S)):
+    all_have_left_at = 5.0 + WINDOW_S + 4.0  # The last ones wait for their turn, for tenths of a second.
+    for number in range(round((all_have_left_at + 14.0) / STEP_S)):
         for board in boards:
             board.step(answers=False)
-            if number == round(ends_at / STEP_S) and told in board.line.heard:
+            if number == round(all_have_left_at / STEP_S) and told in board.line.heard:
                 for digest in [digest for each in boards for digest in each.digests.values()]:
                     takes(board.state, told.rpartition("/")[2], digest)
     return {
         topic
         for board in boards
         for topic in board.digests
-        # A subscription may also end for a moment where a fragment waits for its turn to be sent again.
-        if board.began[topic] < board.ended.get(topic, 0.0) < board.clock.monotonic() - 1.0
+        if board.began[topic] < board.ended.get(topic, 0.0)
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from children import PATIENCE_S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pictures import aged, damaged_inside, encoded, folder_of, noise, write
@@ -117,14 +118,17 @@ def test_a_look_loads_no_masked_arrays(tmp_path: Path, kind: str) -> None:
         board = tables(tmp_path)
         table(board, [1, 2])
     for at_once in (True, False):
-        with subprocess.Popen(
-            [sys.executable, "-c", LOOK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
-        ) as look:
-            assert look.stdin is not None
-            assert look.stdout is not None
-            look.stdin.write(Order(board.settings, board.state, at_once).as_line())
-            look.stdin.flush()
-            assert look.stdout.read() == b"False\n"
+        theirs, ours = os.pipe()  # That stays open: the look ends with it.
+        try:
+            looked = subprocess.run(
+                [sys.executable, "-c", LOOK, str(theirs)], pass_fds=[theirs], process_group=0,
+                input=Order(board.settings, board.state, at_once).as_line(), stdout=subprocess.PIPE,
+                check=False, timeout=PATIENCE_S,
+            )  # fmt: skip
+        finally:
+            os.close(theirs)
+            os.close(ours)
+        assert looked.stdout == b"False\n"
     assert len(board.newest()) == 2
 
 
