@@ -31,7 +31,7 @@ def dpagent(*arguments: str | Path, **environment: str) -> Result:
     """Run a command in this process, as its entry point would: the exit code and what it wrote."""
     words = ["dpagent", *map(str, arguments)]
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
-    code, rank = 0, _rank()
+    code, policy = 0, os.sched_getscheduler(0)
     with (
         _undone(_WIDTH | environment, words),
         contextlib.redirect_stdout(out),
@@ -41,14 +41,12 @@ def dpagent(*arguments: str | Path, **environment: str) -> Result:
             main()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    assert _rank() == rank, "all tests that follow would run behind other programs: use `dpagent_process`"
+    # `dpagent run` takes some niceness for good, too, which costs the tests little.
+    assert os.sched_getscheduler(0) == policy, (
+        "all later tests would run behind others: use `dpagent_process`"
+    )
     texts = [stream.buffer.getvalue().decode() for stream in (out, err)]
     return subprocess.CompletedProcess(words, code, *texts)
-
-
-def _rank() -> tuple[int, int]:
-    """How this process stands behind others for the processor."""
-    return os.nice(0), os.sched_getscheduler(0)
 
 
 def dpagent_process(*arguments: str | Path, before: str = "", **options: Any) -> Result:
