@@ -28,7 +28,7 @@ import coordinator.page.server
 from benchmarks.certificates import broker_certificate
 from cli.watching import lines_of
 from coordinator.database.opening import open_database
-from coordinator.database.settings import StoreSettings
+from coordinator.database.settings import PostgresqlAddress, StoreSettings
 from coordinator.keys import load_signer
 from coordinator.measurements import Traffic
 from coordinator.model_state import ModelState
@@ -102,13 +102,17 @@ def test_a_job_is_shown_with_its_rounds(store: Store, page: PageServer) -> None:
         assert page.get(f"/api/jobs/first?after={wrong}").status == 400
 
 
+def in_postgresql(settings: FleetSettings, server: Postgresql) -> tuple[PostgresqlAddress, FleetSettings]:
+    """A place of its own for the state of this fleet's coordinator, and the settings that name it."""
+    address = new_place(server)
+    store = StoreSettings(url=address.url, password_file=server.password_file)
+    return address, settings.model_copy(update={"store": store})
+
+
 def test_a_store_in_postgresql_is_shown_and_watched_too(
     settings: FleetSettings, tmp_path: Path, postgresql: Postgresql
 ) -> None:
-    address = new_place(postgresql)
-    shared = settings.model_copy(
-        update={"store": StoreSettings(url=address.url, password_file=postgresql.password_file)}
-    )
+    address, shared = in_postgresql(settings, postgresql)
     with PageServer(shared, tmp_path / "fleet") as page:
         assert page.get("/api/state").values["problem"] is None, "there are no tables yet"
         store = open_store(address, new_job(settings), settings.job().stored())
@@ -128,10 +132,7 @@ def test_an_audit_export_is_offered_where_a_board_has_enrolled(
     settings: FleetSettings, tmp_path: Path, postgresql: Postgresql
 ) -> None:
     """In PostgreSQL the tables are there before there is a member."""
-    address = new_place(postgresql)
-    shared = settings.model_copy(
-        update={"store": StoreSettings(url=address.url, password_file=postgresql.password_file)}
-    )
+    address, shared = in_postgresql(settings, postgresql)
     store = open_store(address, new_job(settings), settings.job().stored())
     begin(store, MODEL)
     store.database.close()
@@ -152,10 +153,7 @@ def test_an_audit_export_is_offered_where_a_board_has_enrolled(
 def test_workers_are_shown_with_what_they_count_and_when_they_were_seen(
     settings: FleetSettings, tmp_path: Path, postgresql: Postgresql
 ) -> None:
-    address = new_place(postgresql)
-    shared = settings.model_copy(
-        update={"store": StoreSettings(url=address.url, password_file=postgresql.password_file)}
-    )
+    address, shared = in_postgresql(settings, postgresql)
     store = open_store(address, new_job(settings), settings.job().stored())
     begin(store, MODEL)
     store.start_round(1, 10.0, 70.0)
