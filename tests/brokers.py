@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import os
 import shutil
 import socket
 import subprocess
@@ -97,6 +98,8 @@ class Broker:
         self.software, self._options = software, options
         self.directory = directory
         self.protocol = protocol
+        self.tests_by_fleet: dict[str, str] | None = None
+        """Of a broker that tests share: it keeps a plan, and the next coordinator has another key."""
         self._reservation = reserved_port()
         self._others: list[socket.socket] = []
         self.port: int = self._reservation.getsockname()[1]
@@ -125,6 +128,13 @@ class Broker:
             "url": self.url, "username": USER, "password_file": str(self.password_file),
             "protocol": self.protocol,
         }  # fmt: skip
+
+    def take(self, fleet: str) -> None:
+        """Refuse a fleet's name that another test has used on this broker."""
+        if self.tests_by_fleet is not None:
+            test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
+            other = self.tests_by_fleet.setdefault(fleet, test)
+            assert other == test, f"fleet {fleet!r} is that of {other} on the same broker: name another"
 
     def settings(self, **changes: Any) -> MqttSettings:
         return MqttSettings(**(self.values | changes))

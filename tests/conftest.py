@@ -126,7 +126,9 @@ def new_broker(tmp_path: Path) -> Iterator[BrokerFactory]:
 @pytest.fixture(scope="session")
 def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """One Mosquitto a worker for all tests that leave it running; their fleets' names keep them apart."""
-    broker = Broker("mosquitto", tmp_path_factory.mktemp("mosquitto")).start()
+    broker = Broker("mosquitto", tmp_path_factory.mktemp("mosquitto"))
+    broker.tests_by_fleet = {}
+    broker.start()
     yield broker
     broker.give_up()
 

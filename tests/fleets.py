@@ -264,7 +264,10 @@ def fleet_values(broker: Broker | None, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
     if broker is not None:
         base["mqtt"] = broker.values
-    return merged(base, changes)
+    values = merged(base, changes)
+    if broker is not None:
+        broker.take(values["fleet"])
+    return values
 
 
 JOB_KEYS = ("records_per_device", "rounds", "model", "privacy", "round", "fragments_per_update")

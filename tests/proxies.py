@@ -67,6 +67,9 @@ class Proxy:
         url = f"mqtt://127.0.0.1:{self.port}"
         return self.broker.values | {"url": url, "keepalive_s": self.keepalive_s}
 
+    def take(self, fleet: str) -> None:
+        self.broker.take(fleet)
+
     def __enter__(self) -> Proxy:
         self._thread.start()
         server = asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result()

@@ -290,8 +290,9 @@ def test_the_pack_of_a_whole_job_is_that_of_a_neighbour(tmp_path: Path, mosquitt
     inputs = (inputs / np.float32(255)).astype(np.float32) if inputs.dtype == np.uint8 else inputs
     if odd == "one that is not finite":
         inputs[-1] = np.nan
+    fleet = f"neighbours-{odd.replace(' ', '-')}"
     fleet_file = write_fleet(
-        tmp_path / "coordinator", mosquitto, fleet="neighbours", records_per_device=120,
+        tmp_path / "coordinator", mosquitto, fleet=fleet, records_per_device=120,
         model={"name": "mnist-cnn"},
     )  # fmt: skip
     settings = load_fleet_settings(fleet_file)
@@ -302,7 +303,7 @@ def test_the_pack_of_a_whole_job_is_that_of_a_neighbour(tmp_path: Path, mosquitt
     files = []
     for name, number in (("one", 120), ("two", 121)):
         file = write_agent(
-            tmp_path / name, mosquitto, key, fleet="neighbours", profile=str(tmp_path / "profile.yaml"),
+            tmp_path / name, mosquitto, key, fleet=fleet, profile=str(tmp_path / "profile.yaml"),
             engine="numpy", data={"shape": [28, 28, 1], "max_records": 200},
         )  # fmt: skip
         save_npz(file.parent / "data.npz", ArrayDataset(inputs[:number], labels[:number], 10))

@@ -273,7 +273,7 @@ def test_the_doctor_says_who_leads_and_who_counts(fleet: SharedFleet, tmp_path: 
 
 def test_a_worker_beside_sqlite_is_refused(tmp_path: Path, mosquitto: Broker) -> None:
     with pytest.raises(ConfigurationError, match=r"store\.url is not set"):
-        worker_of(write_fleet(tmp_path / "file", mosquitto))
+        worker_of(write_fleet(tmp_path / "file", mosquitto, fleet="in-a-file"))
 
 
 @pytest.mark.parametrize("software", ["amqtt", "mosquitto"])

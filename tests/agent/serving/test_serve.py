@@ -350,15 +350,17 @@ def test_requests_and_connections_are_bounded(
 
 
 def children_of(program: Program) -> list[int]:
-    """The processes that it has started, by whichever thread, and that live."""
+    """The processes that it has started, by whichever thread, and that live: in any of their threads, since
+    the first of a process that is killed may be gone before the others."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
             name, _, rest = status.read_text().rpartition(") ")
+            threads = len(list((status.parent / "task").iterdir()))
         except OSError:
             continue
         state, parent = rest.split()[:2]
-        if state != "Z" and parent == str(program.process.pid):
+        if (state != "Z" or threads > 1) and parent == str(program.process.pid):
             found.append(int(name.split()[0]))
     return found
 
