@@ -29,7 +29,66 @@ class Answer:
         return json.loads(self.body)
 
 
-class PageServer:
+def next_state(answer: http.client.HTTPResponse) -> dict[str, Any]:
+    """What the stream of events says next."""
+    while True:
+        line = answer.readline().decode()
+        if line.startswith("data: "):
+            values: dict[str, Any] = json.loads(line[6:])
+            return values
+
+
+class PageClient:
+    """Asks a page, or a proxy before it, as a browser does.
+
+    Args:
+        port: on loopback.
+        trusting: the authorities that the requests trust; None where there is no TLS.
+        **headers: of every request.
+    """
+
+    def __init__(self, port: int, trusting: ssl.SSLContext | None = None, **headers: str) -> None:
+        self.port, self._trusting, self.headers = port, trusting, headers
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self._trusting is None else "https"
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self._trusting is None:
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=self._trusting)
+
+    def request(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
+        connection = self._connection()
+        try:
+            named = {name.replace("_", "-"): value for name, value in (self.headers | headers).items()}
+            connection.request(method, path, body, named)
+            answer = connection.getresponse()
+            found = {name.lower(): value for name, value in answer.getheaders()}
+            return Answer(answer.status, found, answer.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.request("GET", path, **headers)
+
+    def post(self, path: str, values: Any, **headers: str) -> Answer:
+        given = {"Content_Type": "application/json"} | headers
+        return self.request("POST", path, json.dumps(values).encode(), **given)
+
+    def order(self, path: str, values: Any = None, **headers: str) -> Answer:
+        """What the page itself sends: with the key that it has read."""
+        key = self.get("/api/me", **headers).values["order_key"]
+        own = {"X_Dpagent_Order": key, "Origin": f"{self.scheme}://{self.host}"}
+        return self.post(path, values or {}, **(own | headers))
+
+
+class PageServer(PageClient):
     """A page that is served while the block lasts.
 
     Attributes:
@@ -48,9 +107,8 @@ class PageServer:
         str.encode, *, trusting: ssl.SSLContext | None = None,
         **page: Any,
     ) -> None:  # fmt: skip
-        self._trusting = trusting
         self._reserved = reserved_port()
-        self.port: int = self._reserved.getsockname()[1]
+        super().__init__(self._reserved.getsockname()[1], trusting)
         self.settings = settings.model_copy(
             update={"page": settings.page.model_copy(update={"port": self.port, **page})}
         )
@@ -86,40 +144,3 @@ class PageServer:
             return bool(self.get("/login").status)
         except OSError:
             return False
-
-    @property
-    def scheme(self) -> str:
-        return "http" if self._trusting is None else "https"
-
-    @property
-    def host(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def _connection(self) -> http.client.HTTPConnection:
-        if self._trusting is None:
-            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=self._trusting)
-
-    def request(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
-        connection = self._connection()
-        try:
-            named = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path, body, named)
-            answer = connection.getresponse()
-            found = {name.lower(): value for name, value in answer.getheaders()}
-            return Answer(answer.status, found, answer.read())
-        finally:
-            connection.close()
-
-    def get(self, path: str, **headers: str) -> Answer:
-        return self.request("GET", path, **headers)
-
-    def post(self, path: str, values: Any, **headers: str) -> Answer:
-        given = {"Content_Type": "application/json"} | headers
-        return self.request("POST", path, json.dumps(values).encode(), **given)
-
-    def order(self, path: str, values: Any = None, **headers: str) -> Answer:
-        """What the page itself sends: with the key that it has read."""
-        key = self.get("/api/me", **headers).values["order_key"]
-        own = {"X_Dpagent_Order": key, "Origin": f"{self.scheme}://{self.host}"}
-        return self.post(path, values or {}, **(own | headers))

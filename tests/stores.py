@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from fleets import DIGITS
+
 from coordinator.database.opening import open_database
 from coordinator.database.settings import StorePlace
 from coordinator.job import Job
@@ -13,6 +16,9 @@ from coordinator.store import Store
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 
 NOISE = JobNoise.chosen("discrete-gaussian", [3.0, 2.0, 1.0])
+BLANK_MODEL = ModelState(
+    np.zeros(DIGITS.parameter_count, np.float32), np.zeros((1, DIGITS.parameter_count)), 1.0, ()
+)
 JOB = Job(b"j" * 16, {"rounds": 3, "privacy": {"epsilon": 0.1}}, NOISE, (0.1, 0.2, 0.4))
 
 

@@ -13,20 +13,15 @@ import numpy as np
 import pytest
 from brokers import wait_until
 from commands import command_line, dpagent, dpagent_process
-from fleets import DIGITS, write_fleet
-from stores import begin_job
+from fleets import write_fleet
+from stores import BLANK_MODEL, begin_job
 
 from coordinator.measurements import Traffic
-from coordinator.model_state import ModelState
 from coordinator.queue import Queue
 from coordinator.settings import load_fleet_settings
 from coordinator.store import RoundResult, Store
 from dpagent.errors import ExitCode
 from dpagent.learning.inference.evaluation import Evaluation
-
-MODEL = ModelState(
-    np.zeros(DIGITS.parameter_count, np.float32), np.zeros((1, DIGITS.parameter_count)), 1.0, ()
-)
 
 
 @pytest.fixture
@@ -36,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(file: Path) -> Store:
-    store = begin_job(load_fleet_settings(file), MODEL)
+    store = begin_job(load_fleet_settings(file), BLANK_MODEL)
     store.start_round(1, 10.0, 70.0)
     return store
 
@@ -44,7 +39,7 @@ def store(file: Path) -> Store:
 def close(store: Store) -> None:
     evaluation = Evaluation(np.array([[30, 10], [0, 20]]), 0.5)
     result = RoundResult(evaluation, 0, 1.0, 2.5, 1.25, traffic=Traffic(700, 900))
-    store.close_round(1, MODEL, result, closed_at=40.0)
+    store.close_round(1, BLANK_MODEL, result, closed_at=40.0)
 
 
 def test_a_token_is_made_once_and_renewed_on_demand(file: Path) -> None:

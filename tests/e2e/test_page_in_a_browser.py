@@ -7,12 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from brokers import BrokerFactory, reserved_port, wait_until
 from browsers import SIZES, Window, axe_script, chromium
 from fleets import (
-    DIGITS,
     Program,
     digits,
     run_agent,
@@ -24,10 +22,9 @@ from fleets import (
 )
 from page_servers import PageServer
 from postgresql import Postgresql, new_place
-from stores import begin, open_store
+from stores import BLANK_MODEL, begin, open_store
 
 from coordinator.keys import load_signer
-from coordinator.model_state import ModelState
 from coordinator.planning import new_job
 from coordinator.settings import load_coordinator_settings, load_fleet_settings
 from coordinator.shared_store import Workers
@@ -245,11 +242,8 @@ def test_workers_are_shown_to_everybody_who_looks(tmp_path: Path, postgresql: Po
     place = new_place(postgresql)
     store = {"url": place.url, "password_file": str(postgresql.password_file)}
     settings = load_fleet_settings(write_fleet(tmp_path / "fleet", None, store=store))
-    model = ModelState(
-        np.zeros(DIGITS.parameter_count, np.float32), np.zeros((1, DIGITS.parameter_count)), 1.0, ()
-    )
     kept = open_store(place, new_job(settings), settings.job().stored())
-    begin(kept, model)
+    begin(kept, BLANK_MODEL)
     kept.start_round(1, 10.0, 70.0)
     workers = Workers(kept.database)
     numbers = [workers.register(f"counting-{number}", "1.0") for number in (1, 2)]

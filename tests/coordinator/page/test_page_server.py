@@ -13,15 +13,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from brokers import wait_until
-from fleets import DIGITS, write_fleet, write_job
-from page_servers import PageServer
+from fleets import write_fleet, write_job
+from page_servers import PageServer, next_state
 from postgresql import Postgresql, new_place
-from stores import begin, begin_job, open_store
+from stores import BLANK_MODEL, begin, begin_job, open_store
 from token_desks import Desk
 
 import coordinator.page.server
@@ -31,7 +30,6 @@ from coordinator.database.opening import open_database
 from coordinator.database.settings import PostgresqlAddress, StoreSettings
 from coordinator.keys import load_signer
 from coordinator.measurements import Traffic
-from coordinator.model_state import ModelState
 from coordinator.page.server import serve
 from coordinator.page.tokens import Role, make_token
 from coordinator.page.view import View
@@ -43,10 +41,6 @@ from coordinator.store import RoundResult, Store
 from dpagent.errors import ConfigurationError
 from dpagent.learning.inference.evaluation import Evaluation
 
-MODEL = ModelState(
-    np.zeros(DIGITS.parameter_count, np.float32), np.zeros((1, DIGITS.parameter_count)), 1.0, ()
-)
-
 
 @pytest.fixture
 def settings(tmp_path: Path) -> FleetSettings:
@@ -56,11 +50,11 @@ def settings(tmp_path: Path) -> FleetSettings:
 @pytest.fixture
 def store(settings: FleetSettings) -> Store:
     """A job with one closed round, and an open one."""
-    store = begin_job(settings, MODEL)
+    store = begin_job(settings, BLANK_MODEL)
     store.start_round(1, 10.0, 70.0)
     evaluation = Evaluation(np.array([[3, 1], [0, 2]]), 0.5)
     store.close_round(
-        1, MODEL, RoundResult(evaluation, 0, 1.0, 2.5, 1.25, traffic=Traffic(700, 900)), closed_at=40.0
+        1, BLANK_MODEL, RoundResult(evaluation, 0, 1.0, 2.5, 1.25, traffic=Traffic(700, 900)), closed_at=40.0
     )
     store.start_round(2, 41.0, 101.0)
     return store
@@ -116,7 +110,7 @@ def test_a_store_in_postgresql_is_shown_and_watched_too(
     with PageServer(shared, tmp_path / "fleet") as page:
         assert page.get("/api/state").values["problem"] is None, "there are no tables yet"
         store = open_store(address, new_job(settings), settings.job().stored())
-        begin(store, MODEL)
+        begin(store, BLANK_MODEL)
         store.start_round(1, 10.0, 70.0)
         with events(page) as answer:
             assert next_state(answer)["current"] == "first"
@@ -134,7 +128,7 @@ def test_an_audit_export_is_offered_where_a_board_has_enrolled(
     """In PostgreSQL the tables are there before there is a member."""
     address, shared = in_postgresql(settings, postgresql)
     store = open_store(address, new_job(settings), settings.job().stored())
-    begin(store, MODEL)
+    begin(store, BLANK_MODEL)
     store.database.close()
     desk = Desk(tmp_path / "desk", load_signer(settings.keys_dir, settings.fleet), place=address)
     with PageServer(shared, tmp_path / "fleet") as page:
@@ -155,7 +149,7 @@ def test_workers_are_shown_with_what_they_count_and_when_they_were_seen(
 ) -> None:
     address, shared = in_postgresql(settings, postgresql)
     store = open_store(address, new_job(settings), settings.job().stored())
-    begin(store, MODEL)
+    begin(store, BLANK_MODEL)
     store.start_round(1, 10.0, 70.0)
     workers = Workers(store.database)
     view = View(shared)
@@ -191,7 +185,7 @@ def test_the_page_has_its_own_tls(settings: FleetSettings, tmp_path: Path) -> No
     files = broker_certificate(tmp_path / "tls")
     trusting = ssl.create_default_context(cafile=str(files.authority))
     own = {"certificate": files.certificate, "key": files.key}
-    begin_job(settings, MODEL)
+    begin_job(settings, BLANK_MODEL)
     with PageServer(settings, tmp_path / "fleet", trusting=trusting, **own) as page:
         assert page.get("/api/state").values["fleet"] == settings.fleet
         assert page.order("/api/jobs/first/pause").status == 200
@@ -357,14 +351,6 @@ def events(page: PageServer) -> Iterator[http.client.HTTPResponse]:
         connection.close()
 
 
-def next_state(answer: http.client.HTTPResponse) -> dict[str, Any]:
-    while True:
-        line = answer.readline().decode()
-        if line.startswith("data: "):
-            values: dict[str, Any] = json.loads(line[6:])
-            return values
-
-
 def test_what_changes_is_sent(store: Store, page: PageServer) -> None:
     with events(page) as answer:
         assert (answer.getheader("content-type") or "").startswith("text/event-stream")
@@ -510,7 +496,7 @@ def test_a_failure_of_the_page_is_no_traceback_to_anybody(
 def test_hostile_texts_stay_texts(settings: FleetSettings, page: PageServer) -> None:
     """A class name, a reason: whatever they are, they are strings of JSON with no markup of their own."""
     hostile = "</script><img src=x onerror=alert(1)>"
-    store = begin_job(settings, MODEL)
+    store = begin_job(settings, BLANK_MODEL)
     Queue(store.database).pause("first", hostile)
     answer = page.get("/api/state")
     assert answer.headers["content-type"] == "application/json"
