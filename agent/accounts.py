@@ -31,16 +31,13 @@ runs, the guarantee is its reservation.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Final
 
-from agent.charges import Budget, Charge, WriteOff
-from agent.columns import dataset_of
-from dpagent.privacy.accounting.accountant import Accountant
-from dpagent.privacy.accounting.pld import PldAccountant
-from dpagent.privacy.events import Event
-from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
+from agent.charges import Budget, Charge, ChargedReports, ChargedSum, WriteOff
+from agent.columns import SCOPES, account_name, dataset_of
+from dpagent.privacy.ranges import AccountantName
 
 GRID_TOLERANCE: Final = 1e-3
 """Bounds by privacy-loss distributions depend slightly on how many charges are priced together."""
@@ -56,17 +53,12 @@ class JobAccount:
     """Reserved at the first charge."""
     delta: float
     last_round: int
-    spent: Accountant
-
-
-def grid_of(account: Accountant) -> float | None:
-    """The step of the grid on which an account composes privacy losses, if it does."""
-    return account.grid if isinstance(account, PldAccountant) else None
-
-
-def price_after(account: Accountant, events: Sequence[Event], delta: float) -> float:
-    """ε at a job's ``delta`` after also charging ``events``, including the sampler's inexactness."""
-    return account.epsilon_after(events, delta * (1 - NOISE_SHARE))
+    accountant: AccountantName
+    loss_grid: float | None
+    """That price the job, pinned; see :class:`~agent.charges.Charge`."""
+    spent: Counter[ChargedSum | ChargedReports] = field(default_factory=Counter)
+    """What was charged, and how often, while the job may go on: its price is computed from that anew, in
+    another process (:mod:`agent.admission`)."""
 
 
 class JobAccounts:
@@ -134,28 +126,42 @@ class JobAccounts:
         return self._spent.get(dataset, 0.0)
 
     def add(self, charge: Charge) -> None:
-        """Add a charge that the device has just priced."""
+        """Add a charge: one that the device has just priced, or one of a ledger."""
+        dataset, job = dataset_of(charge.dataset), (charge.job, charge.schedule)
+        if self._running.get(dataset, job) != job:
+            self._end_running(dataset)
         account = self.job(charge.dataset, charge.job)
-        spent = charge.empty_account() if account is None else account.spent
-        spent.compose(charge.event)
-        self.restore(charge, spent)
-
-    def restore(self, charge: Charge, spent: Accountant) -> None:
-        """Add a charge of a ledger that is replayed.
-
-        Args:
-            charge: the next one.
-            spent: all charges of its job, up to this one or beyond it.
-        """
+        spent: Counter[ChargedSum | ChargedReports] = Counter() if account is None else account.spent
+        spent[charge.charged] += 1
         self._jobs.setdefault(charge.dataset, {})[charge.job] = JobAccount(
-            charge.schedule, charge.job_epsilon, charge.delta, charge.round, spent
-        )
-        self._running[dataset_of(charge.dataset)] = (charge.job, charge.schedule)
+            charge.schedule, charge.job_epsilon, charge.delta, charge.round, charge.accountant,
+            charge.loss_grid, spent,
+        )  # fmt: skip
+        self._running[dataset] = job
         self._spent[charge.dataset] = charge.cumulative_epsilon
+
+    def _end_running(self, dataset: str) -> None:
+        """The job that was charged last may not go on: forget what its price would follow from."""
+        if (running := self._running.pop(dataset, None)) is None:
+            return
+        for trust in SCOPES:
+            account = self.job(account_name(dataset, trust), running[0])
+            if account is not None and account.schedule == running[1]:
+                account.spent.clear()
 
     def write_off(self, lost: WriteOff) -> None:
         """Add a write-off."""
         known = self.written_off(lost.dataset)
         self._written_off[lost.dataset] = Budget(known.epsilon + lost.epsilon, known.delta + lost.delta)
-        self._running.pop(dataset_of(lost.dataset), None)
+        self._end_running(dataset_of(lost.dataset))
         self._spent[lost.dataset] = lost.cumulative_epsilon
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What a ledger adds up to, as admission has to know it."""
+
+    accounts: JobAccounts
+    budgets: dict[str, Budget]
+    """By account."""
+    number_of_charges: int

@@ -6,44 +6,46 @@ them. What is declared of the data (shape, classes) is configuration.
 
 from __future__ import annotations
 
-from functools import lru_cache
+import hashlib
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.accounts import GRID_TOLERANCE, grid_of, price_after
-from agent.charges import Price
+from agent.accounts import GRID_TOLERANCE, Books, JobAccount
 from agent.columns import account_name, require_scope
-from agent.declined import Declined, OverBudget, TooLate
-from agent.ledger import Ledger
+from agent.declined import Declined, OverBudget
 from agent.limit_settings import LimitSettings
-from agent.limits import (
-    require_mixer,
-    require_price,
-    require_receipts,
-    require_room_for_charges,
-    require_times,
-    require_within,
-)
-from dpagent.errors import DataError, DpagentError, ParameterError
+from agent.limits import require_time_left
+from agent.plan_limits import require_price, require_room_for_charges, require_within
+from agent.priced_charges import Price, grid_of, price_after, rebuilt
+from agent.pricing_messages import JobPrice
+from dpagent.errors import DataError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.fitting import check_fits
 from dpagent.privacy.accounting.accountant import Accountant
 from dpagent.privacy.accounting.basic import BasicAccountant
-from dpagent.privacy.accounting.choice import priced
+from dpagent.privacy.accounting.choice import accountant_named, priced
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, Mechanism
 from dpagent.privacy.statement import Trust
 from dpagent.protocol.messages import Plan
-from dpagent.protocol.mixing import seal_for
 from dpagent.protocol.task import Priced, RoundTask
 
 # A target and an equal budget can differ in the last bits.
-_ROUNDING = 1e-9
+_ROUNDING: Final = 1e-9
+_MOST_KNOWN: Final = 8
 
 
 def admit(
-    task: RoundTask, dataset: Dataset, ledger: Ledger, name: str, limits: LimitSettings, *, now: float
+    task: RoundTask,
+    dataset: Dataset,
+    books: Books,
+    name: str,
+    limits: LimitSettings,
+    *,
+    now: float,
+    known: JobPrices | None = None,
 ) -> tuple[Price, ...]:
     """Price a round, or decline it.
 
@@ -57,10 +59,11 @@ def admit(
     Args:
         task: of a plan that is signed and well-formed.
         dataset: no records, of the form of the device's, which is declared.
-        ledger: with all earlier charges.
+        books: of the ledger, with all earlier charges.
         name: the ledger's name for the records.
         limits: the device's own.
         now: Unix time.
+        known: prices of whole jobs, to which this one's is added.
 
     Returns:
         The prices to charge, each in an account of its own; at least one.
@@ -77,14 +80,17 @@ def admit(
         raise Declined(str(error)) from error
     charged = [each for each in task.priced if each.mechanism.trust in (Trust.NONE, *limits.trust)]
     accounts = [account_name(name, each.mechanism.trust) for each in charged]
-    if any(ledger.accounts.job(account, task.plan.job.hex()) is None for account in accounts):
-        require_room_for_charges(task.plan, ledger.number_of_charges, len(accounts), limits)
+    if any(books.accounts.job(account, task.plan.job.hex()) is None for account in accounts):
+        require_room_for_charges(task.plan, books.number_of_charges, len(accounts), limits)
     return tuple(
-        _price(task, each, ledger, account, limits) for each, account in zip(charged, accounts, strict=True)
+        _price(task, each, books, account, limits, JobPrices() if known is None else known)
+        for each, account in zip(charged, accounts, strict=True)
     )
 
 
-def _price(task: RoundTask, priced: Priced, ledger: Ledger, name: str, limits: LimitSettings) -> Price:
+def _price(
+    task: RoundTask, priced: Priced, books: Books, name: str, limits: LimitSettings, known: JobPrices
+) -> Price:
     """What a guarantee of a round costs its account.
 
     Raises:
@@ -96,13 +102,13 @@ def _price(task: RoundTask, priced: Priced, ledger: Ledger, name: str, limits: L
         require_scope(mechanism, name)
     except ParameterError as error:
         raise Declined(str(error)) from error
-    if name not in ledger.datasets:
+    if name not in books.budgets:
         raise OverBudget(
             f"the ledger has no lifetime budget for {name!r}: set budget.{mechanism.trust} in agent.yaml, "
             "and run `dpagent budget raise`"
         )
     job = plan.job.hex()
-    account = ledger.accounts.job(name, job)
+    account = books.accounts.job(name, job)
     if account is not None and account.schedule != task.schedule_digest:
         raise Declined("the job's mechanism or schedule changed after its first round")
     if account is not None and plan.round <= account.last_round:
@@ -110,37 +116,37 @@ def _price(task: RoundTask, priced: Priced, ledger: Ledger, name: str, limits: L
         raise Declined(
             f"round {plan.round} arrived after the charge for round {account.last_round} of the same job"
         )
-    if account is not None and not ledger.accounts.is_running(name, job):
+    if account is not None and not books.accounts.is_running(name, job):
         # Interleaved rounds of two jobs compose concurrently, which the proof of the sum does not cover.
-        running = ledger.accounts.running_job(name)
+        running = books.accounts.running_job(name)
         reason = (
             "the ledger was restored from a backup" if running is None else f"a newer job, {running}, began"
         )
         raise Declined(f"the job has ended on {name!r}: {reason}")
-    if mechanism.is_private and ledger.accounts.is_exposed(name):
+    if mechanism.is_private and books.accounts.is_exposed(name):
         raise OverBudget(
             f"rounds that guarantee nothing have been run on {name!r}: no budget is left for others, ever"
         )
-    others = ledger.accounts.others(name, job)
+    others = books.accounts.others(name, job)
     total_delta = others.delta + plan.delta
     if account is None:
-        _require_left("δ", total_delta, ledger.budget(name).delta, others.delta, name)
+        _require_left("δ", total_delta, books.budgets[name].delta, others.delta, name)
     # A cheap check before the expensive pricing.
     _require_noise_as_priced(plan, mechanism, 0.0)
     is_on_a_grid = priced.reserved_epsilon is None
     if account is None:
-        spent, job_epsilon = _reservation(priced, plan.delta)
+        spent, job_epsilon = _reservation(priced, plan.delta, known)
         if is_on_a_grid:
             # On the grid of the whole job, this round alone may be priced above it. Both are bounds; but the
             # ledger does not know the rounds that are to come, and whoever replays it finds the higher one.
             job_epsilon = max(job_epsilon, price_after(spent, [mechanism.event], plan.delta))
         if mechanism.is_private:
             _require_left(
-                "ε", others.epsilon + job_epsilon, ledger.budget(name).epsilon, others.epsilon, name
+                "ε", others.epsilon + job_epsilon, books.budgets[name].epsilon, others.epsilon, name
             )
     else:
         # It was reserved whole, and goes on though the budget was lowered since.
-        spent, job_epsilon = account.spent, account.epsilon
+        spent, job_epsilon = _spent_by(account), account.epsilon
     if mechanism.is_private:
         require_price(job_epsilon, limits)
     _require_noise_as_priced(plan, mechanism, job_epsilon)
@@ -158,24 +164,6 @@ def _price(task: RoundTask, priced: Priced, ledger: Ledger, name: str, limits: L
     )
 
 
-def require_time_left(plan: Plan, now: float, until_it_sends_s: float) -> None:
-    """Decline a round that would be over before the device sends.
-
-    Args:
-        plan: the round's.
-        now: Unix time.
-        until_it_sends_s: seconds until its jitter window opens.
-
-    Raises:
-        TooLate: it would.
-    """
-    if plan.deadline < now + until_it_sends_s:
-        raise TooLate(
-            f"by this board's clock, the round's deadline passes in {plan.deadline - now:.3g} s; the device"
-            f" could not send before {until_it_sends_s:.3g} s"
-        )
-
-
 def require_finite(weights: NDArray[np.float32]) -> None:
     """See that the global weights are numbers.
 
@@ -186,40 +174,39 @@ def require_finite(weights: NDArray[np.float32]) -> None:
         raise Declined("the model has weights that are not finite")
 
 
-def require_key(plan: Plan) -> None:
-    """See that something can be sealed to a plan's key, which shows with any fragment.
+class JobPrices(dict[str, JobPrice]):
+    """The prices of the last jobs, by what they follow from: each round of a job asks, and each announcement.
 
-    Raises:
-        Declined: 32 bytes that are not a point of the curve, or one of small order.
+    They go with the questions and answers of the pricing process, which keeps nothing itself.
     """
-    try:
-        seal_for(b"", plan)
-    except ValueError as error:
-        raise Declined(f"the plan's sealing key is invalid: {error}") from error
+
+    def of(self, rounds: tuple[Event, ...], delta: float) -> tuple[Accountant, float]:
+        """An empty account for a job of these rounds, and its ε.
+
+        Args:
+            rounds: that are left.
+            delta: of the job.
+        """
+        key = hashlib.sha256(repr((rounds, delta)).encode()).hexdigest()
+        if key not in self:
+            account, epsilon = priced(rounds, delta * (1 - NOISE_SHARE))
+            self[key] = JobPrice(account.name, grid_of(account), epsilon)
+            for oldest in list(self)[:-_MOST_KNOWN]:
+                del self[oldest]
+        known = self[key]
+        return accountant_named(known.accountant, grid=known.loss_grid), known.epsilon
 
 
-def may_send(plan: Plan, limits: LimitSettings, *, is_member: bool) -> bool:
-    """Whether fragments can leave for a plan: by a mixer of the owner's, where the owner named any, at times
-    that hide what they are there to hide, and with receipts that tell nothing.
-
-    A plan that comes again for a round that is charged may be another one by now.
-
-    Args:
-        plan: the round's.
-        limits: the device's own.
-        is_member: whether the device has a certificate.
-    """
-    try:
-        require_receipts(plan, is_member=is_member)
-        require_times(plan, limits)
-        require_mixer(plan, limits)
-        require_key(plan)
-    except DpagentError:
-        return False
-    return True
+def _spent_by(account: JobAccount) -> Accountant:
+    """An account with all charges of a job."""
+    spent = accountant_named(account.accountant, grid=account.loss_grid)
+    for charged, count in account.spent.items():
+        event = rebuilt(charged).event
+        spent.compose(*[event] * count)
+    return spent
 
 
-def _reservation(release: Priced, delta: float) -> tuple[Accountant, float]:
+def _reservation(release: Priced, delta: float, known: JobPrices) -> tuple[Accountant, float]:
     """An empty account for a job that begins with this round, and the ε that it reserves.
 
     Where later rounds depend on what the coordinator has seen by then, what they cost adds up within the
@@ -227,13 +214,7 @@ def _reservation(release: Priced, delta: float) -> tuple[Accountant, float]:
     """
     if (epsilon := release.reserved_epsilon) is not None:
         return BasicAccountant(), epsilon
-    return _priced(release.events, delta)
-
-
-@lru_cache(maxsize=8)
-def _priced(rounds: tuple[Event, ...], delta: float) -> tuple[Accountant, float]:
-    """An empty account for a job of these rounds, and its ε. Kept: each round asks, or each announcement."""
-    return priced(rounds, delta * (1 - NOISE_SHARE))
+    return known.of(release.events, delta)
 
 
 def _require_left(symbol: str, total: float, budget: float, others: float, name: str) -> None:

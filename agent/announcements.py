@@ -15,17 +15,16 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from agent.admission import may_send
 from agent.charges import digest_of
 from agent.columns import account_name
 from agent.limit_settings import LimitSettings
-from agent.limits import BeyondLimitError, require_size
+from agent.limits import BeyondLimitError, may_send, require_size
 from agent.publisher import Publisher, Slots
 from agent.rounds import RoundState
 from agent.state import AgentState
 from dpagent.clock import Clock
+from dpagent.protocol.chunks import Assembler
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.fragments import Assembler
 from dpagent.protocol.messages import AssetTerms, ModelChunk, Plan
 from dpagent.protocol.topics import Topics
 from dpagent.structured_log import Event, about

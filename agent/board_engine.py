@@ -12,7 +12,8 @@ from agent.marked_log import PRIVATE
 from agent.training_messages import UsedProcessError
 from agent.training_settings import TrainingSettings
 from dpagent.errors import ParameterError, StorageError, require_count
-from dpagent.learning.training.engine import MAX_PROCESSES, Engine
+from dpagent.learning.training.bounds import MAX_PROCESSES
+from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.engine_choice import (
     Bench,
     EngineKind,

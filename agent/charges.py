@@ -1,33 +1,21 @@
-"""The entries of a ledger as records: lifetime budgets, charges for rounds, and write-offs."""
+"""The entries of a ledger as records: lifetime budgets, charges for rounds, and write-offs.
+
+What they mean (the mechanism of a charge, its price) is in :mod:`agent.priced_charges`, which needs numpy.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
 
-from agent.columns import scope_of
-from dpagent.errors import ParameterError
-from dpagent.privacy.accounting.accountant import Accountant, AccountantName
-from dpagent.privacy.accounting.choice import accountant_named
-from dpagent.privacy.events import Event
-from dpagent.privacy.mechanisms.mechanism import JOB_ASSUMPTIONS, Mechanism, PlannedMechanism, Query
-from dpagent.privacy.mechanisms.registry import mechanism_named
-from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRound
-from dpagent.privacy.statement import BudgetStatement
+from dpagent.privacy.ranges import AccountantName
 from dpagent.protocol.codec import encode
 from dpagent.protocol.messages import Plan
-from dpagent.protocol.task import RoundTask
-
-_TOLERANCE: Final = 1e-6
-"""A recomputed figure may differ from the stated one by rounding, at most by this."""
-_DIGEST: Final = re.compile("[0-9a-f]{64}")
 
 
 def _or_infinite(value: Any) -> Any:
@@ -87,22 +75,27 @@ class WriteOff:
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
-    """The price of one guarantee of a round."""
+class ChargedSum:
+    """All that the price of a round with a noisy sum follows from; see :class:`SumCharge`."""
 
-    account: str
-    """That pays it; see :mod:`agent.columns`."""
-    mechanism: PlannedMechanism | TwoPointRound
-    """That gives the guarantee."""
-    job_epsilon: float
-    """ε reserved for the whole job."""
-    cumulative_epsilon: float
-    """The ε reserved by other jobs plus the ε spent by this one, including this round."""
-    cumulative_delta: float
-    accountant: AccountantName
-    """The accountant that prices the job; see :class:`Charge`."""
-    loss_grid: float | None
-    """Its loss grid; see :class:`Charge`."""
+    mechanism: str
+    noise_multiplier: float
+    parameters: tuple[tuple[str, int | float], ...]
+    clip_norm: float
+    accumulation_slack: float | None
+    dimension: int
+    sampling_rate: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChargedReports:
+    """All that the price of a round of reports follows from; see :class:`ReportCharge`."""
+
+    mechanism: str
+    noise_multiplier: float
+    coordinates: int
+    dimension: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,37 +131,10 @@ class Charge(ABC):
     loss_grid: float | None
     """Step of the grid for composing privacy losses (``pld``), pinned; None for the other accountants."""
 
-    @abstractmethod
-    def rebuilt(self) -> Mechanism:
-        """The charged mechanism.
-
-        Raises:
-            ParameterError: no mechanism has that name, or such parameters.
-        """
-
-    def require_derived_values(self) -> None:
-        """Check the figures that follow from the others.
-
-        Raises:
-            ParameterError: one is wrong.
-        """
-        if not _DIGEST.fullmatch(self.plan):
-            raise ParameterError(f"plan is {self.plan!r}; expected a SHA-256 in 64 hexadecimal digits.")
-        computed = self.rebuilt().statistical_distance
-        _require_stated("statistical distance", self.statistical_distance, computed)
-
     @property
-    def event(self) -> Event:
-        """The event that the accountant prices."""
-        return self.rebuilt().event
-
-    def empty_account(self) -> Accountant:
-        """An empty account of the kind that prices the charge's job.
-
-        Raises:
-            ParameterError: the accountant does not accept the grid.
-        """
-        return accountant_named(self.accountant, grid=self.loss_grid)
+    @abstractmethod
+    def charged(self) -> ChargedSum | ChargedReports:
+        """All that the price of the round follows from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,15 +152,13 @@ class SumCharge(Charge):
     granularity: float
     """One grid unit in gradient units."""
 
-    def rebuilt(self) -> PlannedMechanism:
+    @property
+    def charged(self) -> ChargedSum:
         """See :class:`Charge`."""
-        query = Query(self.clip_norm, self.accumulation_slack, self.dimension, self.sampling_rate, self.steps)
-        return mechanism_named(self.mechanism).build(query, self.noise_multiplier, self.parameters)
-
-    def require_derived_values(self) -> None:
-        """See :class:`Charge`."""
-        Charge.require_derived_values(self)
-        _require_stated("granularity", self.granularity, self.rebuilt().granularity)
+        return ChargedSum(
+            self.mechanism, self.noise_multiplier, tuple(sorted(self.parameters.items())), self.clip_norm,
+            self.accumulation_slack, self.dimension, self.sampling_rate, self.steps,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,11 +168,10 @@ class ReportCharge(Charge):
     coordinates: int
     """Bits that the device sent."""
 
-    def rebuilt(self) -> TwoPointRound:
+    @property
+    def charged(self) -> ChargedReports:
         """See :class:`Charge`."""
-        if self.mechanism != TwoPointRound.name:
-            raise ParameterError(f"mechanism is {self.mechanism!r}; expected {TwoPointRound.name}.")
-        return TwoPointRound(self.noise_multiplier, self.coordinates, self.dimension)
+        return ChargedReports(self.mechanism, self.noise_multiplier, self.coordinates, self.dimension)
 
 
 def digest_of(plan: Plan) -> bytes:
@@ -217,63 +180,5 @@ def digest_of(plan: Plan) -> bytes:
     return hashlib.sha256(encode(plan.model_copy(update={"deadline": 0.0}))).digest()
 
 
-def charge_of(task: RoundTask, price: Price, *, charged_at: str) -> Charge:
-    """The charge of a price for an admitted round."""
-    mechanism = price.mechanism
-    common: dict[str, Any] = {
-        "dataset": price.account,
-        "job": task.plan.job.hex(),
-        "round": task.plan.round,
-        "mechanism": mechanism.name,
-        "noise_multiplier": mechanism.noise_multiplier,
-        "dimension": mechanism.dimension,
-        "statistical_distance": mechanism.statistical_distance,
-        "plan": digest_of(task.plan).hex(),
-        "schedule": task.schedule_digest,
-        "delta": task.plan.delta,
-        "charged_at": charged_at,
-        "job_epsilon": price.job_epsilon,
-        "cumulative_epsilon": price.cumulative_epsilon,
-        "cumulative_delta": price.cumulative_delta,
-        "accountant": price.accountant,
-        "loss_grid": price.loss_grid,
-    }
-    match mechanism:
-        case PlannedMechanism():
-            return SumCharge(
-                **common,
-                parameters=mechanism.announced,
-                clip_norm=mechanism.clip_norm,
-                accumulation_slack=mechanism.accumulation_slack,
-                sampling_rate=mechanism.sampling_rate,
-                steps=mechanism.steps,
-                granularity=mechanism.granularity,
-            )
-        case TwoPointRound():
-            return ReportCharge(**common, coordinates=mechanism.coordinates)
-
-
 Record = Charge | BudgetChange | WriteOff
 """What an entry of a ledger records."""
-
-
-def _require_stated(name: str, stated: float, computed: float) -> None:
-    if not abs(stated - computed) <= _TOLERANCE * computed:
-        raise ParameterError(f"{name} is {stated!r}; the charge's parameters give {computed!r}.")
-
-
-def ledger_statement(
-    account: str, reserved: Budget, mechanisms: Iterable[str], *assumptions: str
-) -> BudgetStatement:
-    """The guarantee for the records of an account, including everything its jobs may still send.
-
-    Args:
-        account: its name.
-        reserved: sum over the jobs and write-offs.
-        mechanisms: names of the charged mechanisms.
-        assumptions: in addition to those of every job.
-    """
-    names = " + ".join(dict.fromkeys(mechanisms)) or "nothing released"
-    return BudgetStatement(
-        *scope_of(account), names, reserved.epsilon, reserved.delta, (*JOB_ASSUMPTIONS, *assumptions)
-    )

@@ -12,10 +12,9 @@ of its own. Then a job has a figure of each kind, and a charge for each round in
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from dpagent.errors import ParameterError
-from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.statement import Adjacency, Trust, Unit
 
 MARK: Final = "@"
@@ -34,6 +33,20 @@ _IMPLIES: Final[dict[Scope, Scope]] = {
 }
 """A guarantee for a whole device with any other records bounds the presence of one record too: adding or
 removing it is one way to have other records."""
+
+
+class _Guaranteed(Protocol):
+    """A mechanism, as far as an account has to know it; see
+    :class:`~dpagent.privacy.mechanisms.mechanism.Mechanism`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def unit(self) -> Unit: ...
+    @property
+    def adjacency(self) -> Adjacency: ...
+    @property
+    def trust(self) -> Trust: ...
 
 
 def account_name(dataset: str, trust: Trust) -> str:
@@ -67,7 +80,7 @@ def scope_of(account: str) -> Scope:
     raise ParameterError(f"account is {account!r}; expected a data set's name, or that and @coordinator.")
 
 
-def require_scope(mechanism: Mechanism, account: str) -> None:
+def require_scope(mechanism: _Guaranteed, account: str) -> None:
     """Check that a mechanism's guarantee is one that an account adds up, or implies it.
 
     Raises:

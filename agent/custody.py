@@ -37,6 +37,7 @@ from agent.database import LOST, RESTORED, StateDatabase, no_ledger, no_second_h
 from agent.heads import Head, LedgerFiles, SecondHead, read_head, read_second_head, require_head, save_head
 from agent.ledger import Ledger
 from agent.probes import Probes
+from agent.replay import replay
 from agent.rounds import Rounds
 from agent.spool import Spool
 from agent.token_store import TokenStore
@@ -327,7 +328,7 @@ def _up_to(before: float, after: float) -> float:
 
 @contextmanager
 def _opened(files: LedgerFiles) -> Iterator[StateDatabase]:
-    state = StateDatabase(files)
+    state = StateDatabase(files, check=replay)
     try:
         yield state
     finally:

@@ -1,12 +1,12 @@
 """The agent's cycle: rounds in sequence, with the phases in chronological order.
 
 A plan arrives and is *offered*; then the model arrives (:mod:`agent.announcements`), and a receipt of what
-left for the round before. The device *admits* the round or declines it, and has the training process
-*prepare* it (:mod:`agent.worker`), without a look at a record. Then it charges its ledger. Only then are
-records read: it trains, in slots that begin at the next point of the device's own grid, and it spools the
-fragments of the noisy update. The publisher seals and sends them; receipts empty the spool. Each step is
-durable before the next (:mod:`agent.rounds`), so that after a crash at any point the next start continues
-from disk.
+left for the round before. The device has the round *priced* (:mod:`agent.pricing`), admits or declines it,
+and has the training process *prepare* it (:mod:`agent.worker`), without a look at a record. Then it charges
+its ledger. Only then are records read: it trains, in slots that begin at the next point of the device's own
+grid, and it spools the fragments of the noisy update. The publisher seals and sends them; receipts empty the
+spool. Each step is durable before the next (:mod:`agent.rounds`), so that after a crash at any point the next
+start continues from disk.
 
 From the charge on, nothing that a record can cause changes whether, when, and with how many bytes the device
 speaks (:mod:`agent.training`). An update that is ready sooner is not taken before the end of the time that
@@ -27,15 +27,18 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
-from agent.admission import admit, require_finite, require_key, require_time_left
 from agent.announcements import Announced, Announcements, Model, Phase
-from agent.charges import Price, charge_of
+from agent.charges import Charge
+from agent.data_form import DataForm
 from agent.declined import TooLate
 from agent.energy import EnergyMeter
+from agent.errand import ErrandError
 from agent.governor import Governor
 from agent.limit_settings import LimitSettings
-from agent.limits import require_receipts, require_training_time, require_within
+from agent.limits import require_time_left, require_training_time
 from agent.marked_log import PRIVATE
+from agent.price_questions import PriceQuestions
+from agent.pricing import Prices
 from agent.publisher import Publisher, Slots
 from agent.rounds import RoundState
 from agent.sitting_out import Decision, SittingOut
@@ -43,17 +46,14 @@ from agent.spool import SpooledFragment
 from agent.state import AgentState
 from agent.tokens import Tokens, wish_of
 from agent.training_messages import Order, UsedProcessError
-from agent.underway import Admitted, InTraining
+from agent.underway import Admitted, Deciding, InTraining
 from agent.worker import Trains, spent_on
 from dpagent import faults
 from dpagent.clock import Clock
 from dpagent.errors import DpagentError, said
 from dpagent.faults import FaultPoint
-from dpagent.learning.data.dataset import Dataset
-from dpagent.protocol.fragments import cut
 from dpagent.protocol.issuing import Wish
 from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, Plan, Receipts
-from dpagent.protocol.task import RoundTask
 from dpagent.structured_log import Event, about
 
 log = logging.getLogger(__name__)
@@ -81,8 +81,9 @@ class Cycle:
         announcements: the coordinator's.
         dataset: the ledger's name for the device's records.
         limits: the device's own.
-        records: none, of the form of the device's, which is declared.
+        form: of the device's records, which is declared.
         state: ledger, rounds and spool.
+        prices: says whether a round may run, and what it costs.
         worker: prepares rounds and trains.
         publisher: sends the spooled fragments.
         tokens: that fragments carry, where a plan asks for them.
@@ -97,8 +98,9 @@ class Cycle:
         dataset: str,
         limits: LimitSettings,
         *,
-        records: Dataset,
+        form: DataForm,
         state: AgentState,
+        prices: Prices,
         worker: Trains,
         publisher: Publisher,
         tokens: Tokens,
@@ -107,14 +109,18 @@ class Cycle:
         clock: Clock,
     ) -> None:
         self._announcements, self._governor, self._meter = announcements, governor, meter
-        self._dataset, self._limits, self._records = dataset, limits, records
+        self._limits = limits
         self._state, self._worker, self._publisher, self._clock = state, worker, publisher, clock
         self._tokens = tokens
         self._sitting_out = SittingOut(
             announcements, limits, state=state, publisher=publisher, is_member=tokens.is_member, clock=clock
         )
-        self._at_work: Admitted | InTraining | None = None
-        """What the training process is at, or would be."""
+        self._questions = PriceQuestions(
+            dataset, limits, form, state=state, prices=prices, tokens=tokens, sitting_out=self._sitting_out,
+            clock=clock,
+        )  # fmt: skip
+        self._at_work: Deciding | Admitted | InTraining | None = None
+        """What the pricing or the training process is at, or would be."""
         self._answers_by = math.inf
         """When it counts as one that never answers (monotonic)."""
         self._worked_at = math.inf
@@ -131,7 +137,7 @@ class Cycle:
         if self._held_since is not None:
             return self._governor.due_in_s()
         if self._at_work is not None:
-            if not isinstance(self._at_work, Admitted) and now < self._at_work.over_at:
+            if isinstance(self._at_work, InTraining) and now < self._at_work.over_at:
                 return self._at_work.over_at - now
             return 0.0 if self._at_work.answer.done() else _POLL_S
         idle_s = max(0.0, self._worked_at + _IDLE_S - now)
@@ -155,7 +161,7 @@ class Cycle:
         try:
             self._advance()
         finally:
-            if not isinstance(self._at_work, Admitted):
+            if not isinstance(self._at_work, Deciding | Admitted):
                 self._worker.resume_look()
 
     def _advance(self) -> None:
@@ -168,8 +174,7 @@ class Cycle:
                 self._at_work = None
                 self._take(at_work)
             elif self._clock.monotonic() >= self._answers_by:
-                log.error("the training process does not answer, and is ended")
-                self._worker.end()  # With that, it has answered.
+                self._end_unanswered(at_work)
             return
         if self._clock.monotonic() >= self._worked_at + _IDLE_S:
             self.rest()
@@ -189,8 +194,20 @@ class Cycle:
         elif announced.phase is Phase.REPEAT:
             self._repeat(announced, model)
 
-    def _take(self, at_work: Admitted | InTraining) -> None:
-        """Take what the training process has answered."""
+    def _end_unanswered(self, at_work: Deciding | Admitted | InTraining) -> None:
+        """End a process that does not answer; with that, it has."""
+        if isinstance(at_work, Deciding):
+            log.error("the pricing process does not answer, and is ended")
+            self._questions.end()
+        else:
+            log.error("the training process does not answer, and is ended")
+            self._worker.end()
+
+    def _take(self, at_work: Deciding | Admitted | InTraining) -> None:
+        """Take what the pricing or the training process has answered."""
+        if isinstance(at_work, Deciding):
+            self._take_price(at_work)
+            return
         # Before it is asked for more, which it answers in turn: for as long as it trains, a look goes on.
         self._worker.resume_look()
         match at_work:
@@ -215,7 +232,8 @@ class Cycle:
             self._state.note_energy(plan.job.hex(), plan.round, energy)
 
     def rest(self) -> None:
-        """End the training process, until it is needed again."""
+        """End pricing and training, until they are needed again."""
+        self._questions.end()
         self._worker.end()
         self._worked_at = math.inf
 
@@ -236,7 +254,7 @@ class Cycle:
         if self._held_since is None:
             self._held_since = now
             match at_work:
-                case Admitted():
+                case Deciding() | Admitted():
                     self._begin_again_later(at_work)
                 case InTraining(announced):
                     self._worker.pause()
@@ -250,11 +268,14 @@ class Cycle:
                 self._take(at_work)
         return True
 
-    def _begin_again_later(self, admitted: Admitted) -> None:
+    def _begin_again_later(self, admitted: Deciding | Admitted) -> None:
         """Give up a preparation, to begin it in a new process: its trials take their time by the clock, or
         are not to be made in one that has worked. It has read no record."""
         self._at_work, announced = None, admitted.announced
-        self.rest()
+        if isinstance(admitted, Deciding):
+            self._questions.end()
+        else:
+            self.rest()
         announced.phase = Phase.REPEAT if admitted.is_decided else Phase.DECIDE
         if not admitted.is_decided:
             announced.why_not = None
@@ -268,7 +289,7 @@ class Cycle:
         assert isinstance(training, InTraining)  # a preparation is given up
         self._worker.resume()
         self._answers_by += held_s
-        plan, slots, paused_s = training.task.plan, training.slots, training.paused_s + held_s
+        plan, slots, paused_s = training.plan, training.slots, training.paused_s + held_s
         more = math.ceil(paused_s / self._publisher.slot_s(plan))
         slots = slots._replace(number=slots.number + more)
         self._announcements.put_off(training.announced, slots)
@@ -283,31 +304,61 @@ class Cycle:
 
     # The device decides. It has read no record.
 
-    def _decide(self, announced: Announced, model: Model) -> None:
-        if self._tokens.is_awaited(announced.plan):
+    def _decide(self, announced: Announced, model: Model, *, is_decided: bool = False) -> None:
+        if not is_decided and self._tokens.is_awaited(announced.plan):
             return
         self._worker.hold_look()
-        so_far, why_not, wish = self._sitting_out.decision(), None, Wish.TAKES_PART
-        try:
-            task, prices = self._admit(announced.plan, model)
-        except TooLate as error:
-            self._sitting_out.decline_late(announced, str(error), so_far())
+        so_far, plan = self._sitting_out.decision(), announced.plan
+        ask = self._questions.keeps_to_limits if is_decided else self._questions.price
+        answer = ask(plan, model)
+        announced.phase = Phase.PREPARE
+        self._answers_by = self._clock.monotonic() + self._limits.maximum_training_s
+        deciding = Deciding(announced, plan, model, so_far(), answer, is_decided)
+        if answer.done():
+            self._take_price(deciding)
+        else:
+            self._at_work = deciding
+
+    def _take_price(self, deciding: Deciding) -> None:
+        announced, verdict, decision = deciding.announced, deciding.answer.result(), deciding.decision
+        decision = decision._replace(priced_s=decision.priced_s + verdict.spent_s)
+        if announced is not self._announcements.current:  # Another round has begun.
+            self._sitting_out.rest(deciding.plan, decision)
             return
-        except DpagentError as error:
-            why_not, wish = str(error), wish_of(error)
-        except Exception as error:
-            # No plan ends the agent.
-            log.debug("the details", exc_info=True)
-            why_not, wish = said(error), Wish.UNABLE
-        decision = so_far()
+        announced.phase = Phase.REPEAT if deciding.is_decided else Phase.DECIDE
+        error, why_not = verdict.why_not, None if verdict.why_not is None else str(verdict.why_not)
+        if deciding.is_decided:
+            self._go_on_or_give_up(deciding, error)
+            return
+        if isinstance(error, TooLate):
+            self._sitting_out.decline_late(announced, str(error), decision)
+            return
+        wish = Wish.TAKES_PART if error is None else wish_of(error)
         asked_from = self._announcements.on_any_grid(decision.began_at)
         if self._tokens.ask(announced.plan, wish, why_not, asked_from):
             # It is decided on again when the answer is there, and no sooner.
             self._announcements.wait_until(self._tokens.begins_at(asked_from))
         elif why_not is None:
-            self._prepare(announced, task, prices, model, decision)
+            self._prepare(announced, verdict.charges, deciding.model, decision)
         else:
-            self._sit_out(announced, model, why_not, decision)
+            self._sit_out(announced, deciding.model, why_not, decision)
+
+    def _go_on_or_give_up(self, deciding: Deciding, why_not: DpagentError | None) -> None:
+        """Run a charged round again, if it keeps to the device's limits, which may have changed since."""
+        announced, plan = deciding.announced, deciding.plan
+        match why_not:
+            case None:
+                self._questions.kept_to = announced.digest
+                log.info("round %d of %d: again, under the charge it has", plan.round, plan.rounds)
+                decision = Decision(self._clock.monotonic())
+                self._prepare(announced, (), deciding.model, decision, is_decided=True)
+            case ErrandError():  # Whether it keeps to them is not known.
+                job = plan.job.hex()[:8]
+                log.error("round %d of job %s is not begun again yet; trying again", plan.round, job)
+                log.error("why round %d is not begun again: %s", plan.round, why_not, extra=PRIVATE)
+                announced.begins_at = self._clock.monotonic() + _RETRY_S
+            case _:
+                self._sitting_out.give_up(announced, str(why_not))
 
     def _refuse_model(self, announced: Announced, reason: str) -> None:
         """Sit out a round whose model is not fetched."""
@@ -326,60 +377,28 @@ class Cycle:
         else:
             self._sitting_out.decline(announced, reason, Decision(now))
 
-    def _admit(self, plan: Plan, model: Model) -> tuple[RoundTask, tuple[Price, ...]]:
-        """The prices of a round.
-
-        Raises:
-            DpagentError: the device declines.
-        """
-        self._sitting_out.require_room(plan)
-        require_receipts(plan, is_member=self._tokens.is_member)
-        task = RoundTask.of(plan)
-        self._tokens.require(plan, task.release.blocks)
-        require_key(plan)  # Before the price: dummies do not hide how long that takes.
-        weights = task.weights_from(model.weights)
-        require_finite(weights)
-        task.release.require_derived(weights)
-        prices = admit(
-            task, self._records, self._state.ledger, self._dataset, self._limits, now=self._clock.unix()
-        )
-        return task, prices
-
     def _sit_out(self, announced: Announced, model: Model, reason: str, decision: Decision) -> None:
         """Decline a round; where dummies hide that, once it is known how many slots training would take."""
         if self._sitting_out.hides(announced.plan):
-            try:
-                task = RoundTask.of(announced.plan)
-            except Exception:
-                log.debug("no device can run it", exc_info=True)
-            else:
-                announced.why_not = reason
-                self._prepare(announced, task, (), model, decision)
-                return
+            announced.why_not = reason
+            self._prepare(announced, (), model, decision)
+            return
         self._sitting_out.decline(announced, reason, decision)
 
     def _repeat(self, announced: Announced, model: Model) -> None:
         """Run a charged round again, or the rehearsal of one that is sat out: nothing of it has left."""
-        task = RoundTask.of(announced.plan)
         if announced.why_not is None:
-            try:
-                require_within(task, self._limits)
-                require_receipts(task.plan, is_member=self._tokens.is_member)
-                self._tokens.require_there(task.plan)
-            except DpagentError as error:  # The device's limits have changed since.
-                self._sitting_out.give_up(announced, str(error))
-                return
-            log.info("round %d of %d: again, under the charge it has", task.plan.round, task.plan.rounds)
-        elif not self._sitting_out.hides(announced.plan):  # So have they here.
+            self._decide(announced, model, is_decided=True)
+        elif not self._sitting_out.hides(announced.plan):  # The device's limits have changed since.
             self._sitting_out.give_up(announced, announced.why_not)
-            return
-        self._prepare(announced, task, (), model, Decision(self._clock.monotonic()), is_decided=True)
+        else:
+            self._prepare(announced, (), model, Decision(self._clock.monotonic()), is_decided=True)
 
     # The training process prepares the round. It has read no record either.
 
     def _prepare(
-        self, announced: Announced, task: RoundTask, prices: tuple[Price, ...], model: Model,
-        decision: Decision, *, is_decided: bool = False,
+        self, announced: Announced, charges: tuple[Charge, ...], model: Model, decision: Decision,
+        *, is_decided: bool = False,
     ) -> None:  # fmt: skip
         self._worker.hold_look()
         announced.phase = Phase.PREPARE
@@ -390,10 +409,12 @@ class Cycle:
         )
         self._worked_at = self._clock.monotonic()
         self._answers_by = self._worked_at + self._limits.maximum_training_s
-        self._at_work = Admitted(announced, task, prices, decision, self._worked_at, answer, is_decided)
+        self._at_work = Admitted(
+            announced, announced.plan, charges, decision, self._worked_at, answer, is_decided
+        )
 
     def _take_prepared(self, admitted: Admitted) -> None:
-        announced, plan = admitted.announced, admitted.task.plan
+        announced, plan = admitted.announced, admitted.plan
         share = self._governor.processor_share
         decision = admitted.decision._replace(prepared_s=spent_on(admitted.answer) / share)
         if announced is not self._announcements.current:  # Another round has begun.
@@ -419,7 +440,8 @@ class Cycle:
             return
         if not admitted.is_decided:
             if why_not is None:
-                self._charge(admitted.task, admitted.prices)
+                self._charge(plan, admitted.charges)
+                self._questions.kept_to = announced.digest
             else:
                 self._sitting_out.begin(announced, why_not)
         self._sitting_out.give_up_others(plan)
@@ -433,7 +455,7 @@ class Cycle:
         if why_not is None:
             faults.reached(FaultPoint.AGENT_TRAINS)
         self._meter.begin()
-        self._at_work = InTraining(announced, admitted.task, self._worker.update(), slots, over_at)
+        self._at_work = InTraining(announced, plan, self._worker.update(), slots, over_at)
 
     def _slots(self, admitted: Admitted, longest_s: float, took_s: float) -> Slots:
         """The time that training has, or would have had the device admitted the round."""
@@ -442,14 +464,14 @@ class Cycle:
         if admitted.announced.why_not is not None:
             # A plan that is declined may have been slow to price; one that is run is priced once.
             prepared_at -= admitted.asked_at - began_at
-        number = self._publisher.slots_for(admitted.task.plan, longest_s)
+        number = self._publisher.slots_for(admitted.plan, longest_s)
         return self._publisher.slots(began_at, number, prepared_at=prepared_at)
 
-    def _charge(self, task: RoundTask, prices: Sequence[Price]) -> None:
-        plan, now = task.plan, self._clock.unix()
+    def _charge(self, plan: Plan, charges: Sequence[Charge]) -> None:
+        now = self._clock.unix()
         charged_at = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
-        self._state.charge([charge_of(task, each, charged_at=charged_at) for each in prices], now)
-        spent = "; ".join(self._state.ledger.spending(each.account) for each in prices)
+        self._state.charge([replace(each, charged_at=charged_at) for each in charges], now)
+        spent = "; ".join(self._state.ledger.spending(each.dataset) for each in charges)
         log.info(
             "round %d of %d: charged, %s", plan.round, plan.rounds, spent,
             extra=about(event=Event.ROUND_CHARGED, job=plan.job.hex(), round=plan.round, rounds=plan.rounds),
@@ -458,7 +480,7 @@ class Cycle:
     # The round is charged: records are read, in the training process.
 
     def _take_update(self, training: InTraining) -> None:
-        announced, plan = training.announced, training.task.plan
+        announced, plan = training.announced, training.plan
         # Also if a plan of another job came in between: the coordinator may come back to this one.
         known = self._state.round(plan.job.hex(), plan.round)
         if known is None or known.state is not RoundState.CHARGED:
@@ -468,7 +490,7 @@ class Cycle:
             return
         try:
             update = training.answer.result()
-            carried = self._tokens.carried(cut(update.values, plan), plan)
+            carried = self._tokens.carried(update.fragments, plan)
             fragments = [
                 SpooledFragment.of(fragment, lets_go_on=plan.linkability == "none") for fragment in carried
             ]

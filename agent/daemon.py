@@ -1,8 +1,8 @@
 """The agent: the connection, its events, and the loop that drives the cycle.
 
-One thread, one queue, a process for training, and a thread that sends what is due
-(:mod:`agent.departures`). :mod:`agent.announcements` takes what the coordinator announces, :mod:`agent.cycle`
-has the phases of a round.
+One thread, one queue, a process for training, others that end once they have answered (:mod:`agent.errand`),
+and a thread that sends what is due (:mod:`agent.departures`). :mod:`agent.announcements` takes what the
+coordinator announces, :mod:`agent.cycle` has the phases of a round. Nothing of it needs numpy.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from agent.latest_model import LatestModel, current_asset
 from agent.ledger_room import LedgerRoom
 from agent.limits import shown
 from agent.marked_log import PRIVATE
+from agent.opening import Opening
+from agent.pricing import Pricing
 from agent.profile import check_board, open_profile
 from agent.publisher import Publisher
-from agent.records import CACHED_BYTES, Records
 from agent.renewal import Renewal
 from agent.sensors import Sensors
 from agent.settings import AgentSettings, on_board
@@ -36,9 +37,7 @@ from agent.tokens import Tokens
 from agent.worker import Worker
 from dpagent.clock import Clock, SystemClock
 from dpagent.errors import StorageError
-from dpagent.learning.data.dataset import without_records
-from dpagent.learning.data.opening import require_declared
-from dpagent.learning.front_end.features import keep_in_memory, reserve
+from dpagent.learning.data.settings import require_kind
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, AssetTerms, ModelChunk, Plan, Receipts
 from dpagent.protocol.signing import Verifier
@@ -87,7 +86,7 @@ class Agent:
         check_board(profile)
         log.info("board profile %s: %s", loaded.name, profile.description, extra=PRIVATE)
         self._settings = settings = on_board(settings, profile)
-        require_declared(settings.data)
+        require_kind(settings.data)
         require_public_room(settings.governor, settings.state_dir, settings.data.path)
         os.nice(max(0, profile.niceness - os.nice(0)))
         self._verifier = Verifier(settings.coordinator_key, settings.fleet)
@@ -106,21 +105,20 @@ class Agent:
         )
         # It takes the directory's lock: nothing is decoded for a device that is running, or has no ledger.
         room = LedgerRoom.of(settings.limits, has_tokens=identity is not None)
-        self._state = AgentState(settings.ledger_files, settings.lifetime_budgets, room)
+        opening = Opening()
+        try:
+            self._state = AgentState(settings.ledger_files, settings.lifetime_budgets, room)
+        except BaseException:
+            opening.end()
+            raise
         self._status_file = StatusFile(settings.state_dir, self._clock)
         self._last_receipt_at: float | None = None
         """Unix time."""
         self._status_file.note(Status(Link.STARTING, settings.mqtt.url, self._topics.plan))
         try:
-            # What this process has in memory does not depend on how many there are.
-            records = without_records(Records(settings.data, settings.state_dir).dataset)
-            size = settings.data.features_mib << 20
-            assert settings.data.max_records is not None  # or there were no records
-            reserve(settings.state_dir, size, settings.data.max_records)
+            form = opening.form(settings.data, settings.state_dir)
             EngineFile(settings.state_dir).take_room()
             self._renewal = Renewal(settings, self._clock)
-            if size <= CACHED_BYTES:
-                keep_in_memory(settings.state_dir)
         except BaseException:
             self._note_end()
             self._state.close()
@@ -162,8 +160,9 @@ class Agent:
             self._announcements,
             settings.data.name,
             settings.limits,
-            records=records,
+            form=form,
             state=self._state,
+            prices=Pricing(),
             worker=Worker(settings, profile),
             publisher=self._publisher,
             tokens=self._tokens,

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from agent.heads import LedgerFiles, SecondHead, require_kept, save_head
-from agent.ledger import Ledger, create_ledger
+from agent.ledger import Check, Ledger, create_ledger
 from agent.ledger_room import LedgerRoom, TakenRoom
+from agent.pricing import replay_apart
 from agent.probes import Probes, create_probes
 from agent.rounds import Rounds, create_rounds
 from agent.spool import Spool, create_spool
@@ -70,6 +71,7 @@ class StateDatabase:
     Args:
         files: The directory and the second head.
         room: Taken on the disk, so that what is written later needs no more; None: as it comes.
+        check: Of the ledger's entries; by default in a process that ends, so that this one needs no numpy.
 
     Raises:
         StateInUseError: Another program uses it.
@@ -77,7 +79,10 @@ class StateDatabase:
         LedgerError: The chain or a price is wrong, or the file is damaged.
     """
 
-    def __init__(self, files: LedgerFiles, room: LedgerRoom | None = None) -> None:
+    def __init__(
+        self, files: LedgerFiles, room: LedgerRoom | None = None, *, check: Check = replay_apart
+    ) -> None:
+        self._check = check
         self._directory = StateDirectory(files.state_dir)
         self._room: TakenRoom | None = None
         self.files, self.file = files, files.database
@@ -107,7 +112,7 @@ class StateDatabase:
                 require_whole(self.connection, self.file)
                 if room is not None:
                     self._room = TakenRoom(self.file, self.connection, room)
-                self.ledger = Ledger(self.connection)
+                self.ledger = Ledger(self.connection, self._check)
                 self.spool = Spool(self.connection)
                 self.probes = Probes(self.connection)
                 self.rounds = Rounds(self.connection)
@@ -193,7 +198,7 @@ class StateDatabase:
                 yield
         except BaseException:
             # The transaction was rolled back: read the ledger from disk again.
-            self.ledger = Ledger(self.connection)
+            self.ledger = Ledger(self.connection, self._check)
             raise
         faults.reached(FaultPoint.AGENT_CHARGED)
         self.save_heads()

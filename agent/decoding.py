@@ -7,10 +7,10 @@ a limit on its memory.
 **When new records count.** How long a look takes depends on what it decodes. If what it found counted as soon
 as it is done, one record that is slow to decode would keep all that come with it out of the next round. So
 while the agent runs, a look decodes at most so many new records as fit :data:`LOOK_S` if each takes all the
-time that it may, in both attempts that a failing one has. What it found counts from :data:`COUNTS_AFTER_S`
-after its beginning on, when it is done whatever the records were; a look that is cut short before that has
-found nothing, also if it was done. Records beyond that number wait for the next look; there, one new record
-may keep one other out for a look, as at the bound of ``max_records``.
+time that it may, in both attempts that a failing one has. What it found counts from
+:data:`~agent.row_files.COUNTS_AFTER_S` after its beginning on, when it is done whatever the records were; a
+look that is cut short before that has found nothing, also if it was done. Records beyond that number wait for
+the next look; there, one new record may keep one other out for a look, as at the bound of ``max_records``.
 
 It reads its :class:`Order` from standard input, and ends when the other end of the pipe closes. With another
 exit code than 0, it writes the reason why the rows stay as they are to standard output.
@@ -55,7 +55,6 @@ LOOK_S: Final = 240.0
 NICENESS: Final = 4
 """More than training has. So a look gets 29 % of a core that both want all the time: enough to be done when
 what it found counts, and so little that training keeps its slots (:mod:`agent.effort`)."""
-COUNTS_AFTER_S: Final = 900.0
 _PUBLISH_S: Final = 10.0
 """What is decoded at once is published at least this often, so that another attempt goes on from there."""
 _LISTING_BYTES: Final = 512 << 20

@@ -24,10 +24,11 @@ from agent.database import no_ledger, no_second_head
 from agent.energy import EnergyMeter
 from agent.governor import Governor, require_public_room
 from agent.heads import read_second_head
-from agent.latest_model import disagreements
 from agent.ledger_room import LedgerRoom
 from agent.limit_settings import LimitSettings
-from agent.limits import BeyondLimitError, UnwantedReceiptsError, require_receipts, require_within
+from agent.limits import BeyondLimitError, UnwantedReceiptsError, require_receipts
+from agent.model_keeping import disagreements
+from agent.plan_limits import require_within
 from agent.profile import LoadedProfile, fits_memory, open_profile
 from agent.rounds import declined_rounds
 from agent.rows import RowStore

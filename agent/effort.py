@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from agent.noisy_sums import MOMENTS_AT_ONCE, for_wire, moments_of, noisy_step, published_step
 from dpagent.learning.data.dataset import Dataset, Indices
-from dpagent.learning.data.format import DType
+from dpagent.learning.data.declared import DType
 from dpagent.learning.data.stored import RawFile
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.training.augmentation import Augmentation
@@ -42,9 +42,11 @@ from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.lots import AT_ONCE, Filling, Room, total_of
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.sampling import largest_lot, poisson_lot, shuffled
+from dpagent.protocol.fragments import cut
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.task import Release, RoundTask
+from dpagent.protocol.update_size import values_of
 from dpagent.protocol.updates import Updates
 
 log = logging.getLogger(__name__)
@@ -73,7 +75,7 @@ class Workload:
         augmentation: views of each record, or None.
         moments: that are summed in place of gradients, or None.
         move: what a step does besides: it draws a lot, adds noise, and moves the local weights.
-        finish: what follows the last step.
+        finish: what follows the last step, before the update is cut into fragments.
     """
 
     steps: int
@@ -199,7 +201,7 @@ class Effort:
         tried = min(_TRIED_MICROBATCHES * self._processes * self._microbatch, self.largest)
         step_s = self._seconds_of_sum(tried) * self._as_long_as(tried)
         step_s += _DISK_READ_S * self._disk_reads * self.largest + _seconds(self._load.move)
-        total_s = self._load.steps * step_s + _seconds(self._load.finish)
+        total_s = self._load.steps * step_s + _seconds(self._finish)
         if self.new_records:
             total_s += _seconds(self._compute_features) * self.new_records / _TRIED_FEATURES
             total_s += _DISK_READ_S * self._disk_reads * self.new_records
@@ -223,7 +225,7 @@ class Effort:
         if self._engine is not None:
             self._compute(rows, np.full_like(self._weights, np.nan))
         self._load.move()
-        self._load.finish()
+        self._finish()
 
     def fill_up_features(self, done: int) -> None:
         """Go on with made-up records until features of as many are computed as there may be new ones; once.
@@ -256,6 +258,13 @@ class Effort:
         batch together."""
         batches, rest = divmod(-(-records // self._microbatch), AT_ONCE)
         return batches * -(-AT_ONCE // self._processes) + -(-rest // self._processes)
+
+    def _finish(self) -> None:
+        """What follows the last step; then the update is cut into fragments."""
+        self._load.finish()
+        plan = self._task.plan
+        for _ in cut(np.zeros(values_of(plan), np.int64), plan):
+            pass
 
     @property
     def _processes(self) -> int:

@@ -14,32 +14,64 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import shutil
 import threading
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from agent.current_model import current_model, weights_digest_of
 from agent.data_settings import DataSettings
+from agent.errand import ask
 from agent.owners_command import OwnersCommand
 from agent.settings import AgentSettings
 from dpagent.clock import Clock
-from dpagent.errors import DpagentError, StorageError
-from dpagent.learning.data.input_form import METADATA_KEY, InputForm
-from dpagent.learning.inference.model_bytes import metadata_of
-from dpagent.protocol.fragments import content_digest
+from dpagent.errors import DpagentError
 from dpagent.protocol.messages import AssetTerms, Plan
-from dpagent.storage import SPACE_LEFT, disk_errors, real_path, replace_durably, write_atomically
 
 log = logging.getLogger(__name__)
 
+_PROGRAM: Final = "agent.model_keeping"
 _COMMAND_S: Final = 60.0
-_MOST_SHOWN: Final = 200
 _REQUESTS: Final = 5
 """For chunks that do not come, of one model or of several: the broker answers each with all that it has."""
 _LEAST_S: Final = 600.0
 """From one model to the next, and from the last of those requests to the next one."""
+
+
+class CurrentParts(NamedTuple):
+    """What the model of a round is made of: its plan, and what that names."""
+
+    plan: Plan
+    export: bytes
+    weights: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KeepQuestion:
+    """Which file is to have what model.
+
+    Attributes:
+        file: to be replaced.
+        asset: what a signed plan says of the model.
+        model: whole, or its parts.
+        declared: of the board's records, to be compared with what the model says.
+    """
+
+    file: Path
+    asset: AssetTerms
+    model: bytes | CurrentParts
+    declared: DataSettings
+
+
+class Kept(NamedTuple):
+    """What became of the file.
+
+    Attributes:
+        is_another: whether it has been replaced.
+        disagreements: as of :func:`agent.model_keeping.disagreements`.
+    """
+
+    is_another: bool
+    disagreements: tuple[str, ...] = ()
 
 
 class LatestModel:
@@ -57,7 +89,7 @@ class LatestModel:
         """The digest of the last model that was taken or given up: it is not asked for again until the next
         start. Public: not whether it could be written."""
         self._writing: _Writing | None = None
-        self._next: tuple[AssetTerms, bytes] | None = None
+        self._next: tuple[AssetTerms, bytes | CurrentParts] | None = None
         """What is written after that."""
         self._requests = 0
         self._not_before = {True: -math.inf, False: -math.inf}
@@ -119,12 +151,7 @@ class LatestModel:
         """
         asset = current_asset(plan)
         self._settle(asset, is_finished=False)
-        try:
-            data = current_model(plan, export, weights)
-        except Exception as error:  # noqa: BLE001 - no plan ends the agent
-            log.error("the model of round %d cannot be kept: %s", plan.round, error)
-            return
-        self._next = asset, data
+        self._next = asset, CurrentParts(plan, export, weights)
         self.tend()
 
     def note_absent(self, plan: Plan) -> None:
@@ -147,7 +174,8 @@ class LatestModel:
             if is_another:
                 self._tell()
         if self._writing is None and self._next is not None:
-            self._writing, self._next = _Writing(self.file, *self._next, self._data), None
+            question = KeepQuestion(self.file, *self._next, self._data)
+            self._writing, self._next = _Writing(question), None
             self._writing.start()
 
     @property
@@ -191,73 +219,37 @@ class LatestModel:
 
 
 class _Writing(threading.Thread):
-    """Replaces the file, which is done in one step, and keeps the one before.
+    """Has the file replaced, which is done in one step and in a process of its own, and the one before kept.
 
     Args:
-        file: to be replaced.
-        asset: what a signed plan says of the model.
-        data: the model.
-        declared: of the board's records, to be compared with what the model says.
+        question: for that process.
 
     Attributes:
         is_another: whether the file is another now; once the thread has ended.
     """
 
-    def __init__(self, file: Path, asset: AssetTerms, data: bytes, declared: DataSettings) -> None:
+    def __init__(self, question: KeepQuestion) -> None:
         super().__init__(name="latest model", daemon=True)
-        self._file, self._asset, self._data, self._declared = file, asset, data, declared
+        self._question = question
         self.is_another = False
 
     def run(self) -> None:
         """As of :class:`threading.Thread`."""
-        if self._asset.digest in _known_in(self._file):
-            return
         try:
-            self._write()
-        except StorageError as error:
+            kept: Kept = ask(_PROGRAM, self._question)
+        except DpagentError as error:
             log.error("the latest model is not kept: %s", error)
             return
-        self.is_another = True
-        log.info("the latest model is in %s", self._file)
-        for sentence in disagreements(self._data, self._declared):
+        self.is_another = kept.is_another
+        if kept.is_another:
+            log.info("the latest model is in %s", self._question.file)
+        for sentence in kept.disagreements:
             log.warning("%s; correct agent.yaml, or ask the operator", sentence)
-
-    def _write(self) -> None:
-        file, data = self._file, self._data
-        with disk_errors(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            if shutil.disk_usage(file.parent).free < 2 * len(data) + SPACE_LEFT:
-                raise StorageError(
-                    f"{file.parent} has no room for {2 * len(data) >> 20} MiB besides what the ledger "
-                    "needs. Free some space, and start the agent again."
-                )
-            _keep_previous(file)
-        write_atomically(file, data)
 
 
 def current_asset(plan: Plan) -> AssetTerms:
     """What names the model of a round: its weights."""
     return AssetTerms(role="export", digest=plan.model.digest, size=plan.model.size)
-
-
-def _keep_previous(file: Path) -> None:
-    """Give the file its other name, too: a second copy would wear the disk as much as the new model does.
-
-    Raises:
-        OSError, StorageError: It cannot be kept.
-    """
-    if not file.is_file():
-        return
-    previous = real_path(previous_of(file))
-    link = previous.with_name(f".{previous.name}.new")
-    link.unlink(missing_ok=True)
-    try:
-        os.link(real_path(file), link)
-    except OSError:  # Of a file system without links, or of two.
-        write_atomically(previous, file.read_bytes())
-        return
-    replace_durably(previous, link)
-    link.unlink(missing_ok=True)  # It stays where both names are one file already.
 
 
 def previous_of(file: Path) -> Path:
@@ -268,39 +260,3 @@ def previous_of(file: Path) -> Path:
 def personal_of(file: Path) -> Path:
     """Where the copy is that ``dpagent personalise`` makes of a board's model."""
     return file.with_name(f"{file.stem}.personal{file.suffix}")
-
-
-def disagreements(model: bytes, data: DataSettings) -> list[str]:
-    """Where this board declares records to be others than the model was trained on, a sentence each.
-
-    Both are public: no record is looked at. It is for the owner, and changes nothing that the board does,
-    since what a model says of its inputs is only the operator's word.
-
-    Args:
-        model: the file of a finished model, whoever wrote it.
-        data: as the board declares them.
-    """
-    try:
-        text, own = metadata_of(model).get(METADATA_KEY), InputForm.of(data)
-        differences = [] if text is None or own is None else InputForm.parse(text).differences(own)
-    except DpagentError as error:
-        return [f"what the model says of its inputs cannot be read: {error}"]
-    return [
-        f"data.{key} is {_short(given)} on this board, and its fleet's model was trained with"
-        f" {_short(expected)}"
-        for key, expected, given in differences
-    ]
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
-
-
-def _known_in(file: Path) -> tuple[bytes | None, ...]:
-    """What may name the model in a file: SHA-256 of it, or of the weights that were filled in."""
-    try:
-        data = file.read_bytes() if file.is_file() else None
-    except OSError:
-        data = None
-    return () if data is None else (content_digest(data), weights_digest_of(data))

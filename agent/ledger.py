@@ -18,16 +18,16 @@ import hashlib
 import json
 import math
 import sqlite3
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
+from agent.accounts import Books, JobAccounts
 from agent.charges import Budget, BudgetChange, Charge, Record, ReportCharge, SumCharge, WriteOff
 from agent.columns import SCOPES, account_name, scope_of
 from agent.heads import GENESIS, Head, SecondHead, Totals
-from agent.replay import replay
 from dpagent.configuration import complaint
 from dpagent.errors import LedgerError
 from dpagent.notation import upwards
@@ -41,6 +41,11 @@ _READERS: Final[dict[str, TypeAdapter[Any]]] = {
     "charge": TypeAdapter(SumCharge | ReportCharge),
     "write-off": TypeAdapter(WriteOff),
 }
+
+
+Check: TypeAlias = Callable[[Sequence[Record]], object]
+"""Checks the records of a ledger: :func:`agent.replay.replay`, here or in another process
+(:func:`agent.pricing.replay_apart`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +140,18 @@ class Ledger:
 
     Args:
         connection: A database with :func:`create_ledger` applied.
+        check: Of the prices of all charges, and of each entry against those before it.
 
     Raises:
         LedgerError: The chain is broken, or an entry contradicts those before it.
+        StorageError: They cannot be checked on this board now.
     """
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, check: Check) -> None:
         self._connection = connection
         entries = tuple(read_entries(connection))
-        self.accounts = replay([entry.record for entry in entries])
+        check([entry.record for entry in entries])
+        self.accounts = JobAccounts()
         """Reservations and spending of every job."""
         self.digests = [entry.digest for entry in entries]
         """The hashes of all entries, in order."""
@@ -163,12 +171,10 @@ class Ledger:
         """Append a charge. Must run inside the transaction that notes the round's state, with all other
         charges for the round."""
         self._append(charge)
-        self.accounts.add(charge)
 
     def write_off(self, lost: WriteOff) -> None:
         """Append a write-off. Must run inside the transaction that gives up all rounds."""
         self._append(lost)
-        self.accounts.write_off(lost)
 
     def plans_charged(self, job: str, round_number: int) -> set[str]:
         """The plans, by their digest in hexadecimal, that a round was charged for, on any dataset: one, if it
@@ -180,6 +186,11 @@ class Ledger:
         one."""
         charged = self._charges.get((job, round_number), {})
         return tuple(trust for trust in SCOPES if account_name(dataset, trust) in charged)
+
+    @property
+    def books(self) -> Books:
+        """What admission has to know of the ledger."""
+        return Books(self.accounts, dict(self._budgets), self._number_of_charges)
 
     @property
     def number_of_charges(self) -> int:
@@ -250,8 +261,9 @@ class Ledger:
             case BudgetChange():
                 self._budgets[record.dataset] = Budget(record.epsilon, record.delta)
             case Charge():
+                self.accounts.add(record)
                 charged = self._charges.setdefault((record.job, record.round), {})
                 charged[record.dataset] = _Charged(number, record.plan)
                 self._number_of_charges += 1
             case WriteOff():
-                pass
+                self.accounts.write_off(record)

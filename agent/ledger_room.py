@@ -26,9 +26,6 @@ from dpagent.errors import StorageError
 from dpagent.protocol.dummies import MAX_DUMMIES
 from dpagent.storage import transaction
 
-FRAGMENT_BYTES: Final = 1_200
-"""Of a fragment in the database, besides its values: two rows, two places in indexes, and what its last page
-has too much. 1,159 were measured at the most, with values of 231 bytes."""
 _DUMMY_BYTES: Final = 320
 _DUMMY_WITH_TOKEN_BYTES: Final = 1_500
 _CHARGE_BYTES: Final = 1_536

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from agent.ledger_room import FRAGMENT_BYTES
+from agent.declined import Declined, TooLate
 from agent.limit_settings import LimitSettings
 from dpagent.errors import DpagentError
 from dpagent.protocol.messages import Plan
-from dpagent.protocol.mixing import key_text
-from dpagent.protocol.noisy_sum import NoisySum
-from dpagent.protocol.task import RoundTask, values_of
-from dpagent.protocol.tokens import fragment_bytes
+from dpagent.protocol.mixing import key_text, seal_for
 
 
 class BeyondLimitError(DpagentError):
@@ -54,78 +51,6 @@ def require_size(plan: Plan, limits: LimitSettings) -> None:
         )  # fmt: skip
 
 
-def require_update_size(task: RoundTask, limits: LimitSettings) -> None:
-    """See that the fragments of a round fit the room that was taken for them.
-
-    Raises:
-        BeyondLimitError: they do not.
-    """
-    size = task.release.blocks * (fragment_bytes(task.plan) + FRAGMENT_BYTES)
-    if size > limits.maximum_update_mib << 20:
-        raise BeyondLimitError(
-            "the size of an update in MiB", size / (1 << 20), f"at most {limits.maximum_update_mib}",
-            "maximum_update_mib",
-        )  # fmt: skip
-
-
-def require_within(task: RoundTask, limits: LimitSettings) -> None:
-    """See that a round stays within the limits, except for its job's ε, which is known once it is priced.
-
-    Raises:
-        BeyondLimitError: it does not.
-    """
-    plan, release = task.plan, task.release
-    require_times(plan, limits)
-    require_size(plan, limits)
-    require_update_size(task, limits)
-    # A few values cannot be cut into more fragments than there are.
-    if release.blocks < min(limits.minimum_fragments, values_of(plan)):
-        raise BeyondLimitError(
-            "the number of fragments",
-            release.blocks,
-            f"at least {limits.minimum_fragments}",
-            "minimum_fragments",
-        )
-    if release.blocks > limits.maximum_fragments:
-        raise BeyondLimitError(
-            "the number of fragments",
-            release.blocks,
-            f"at most {limits.maximum_fragments:,}",
-            "maximum_fragments",
-        )
-    if isinstance(release, NoisySum) and release.sampling.rate > limits.maximum_sampling_rate:
-        raise BeyondLimitError(
-            "the sampling rate", release.sampling.rate, f"at most {limits.maximum_sampling_rate:g}",
-            "maximum_sampling_rate",
-        )  # fmt: skip
-    if limits.maximum_job_delta is not None and plan.delta > limits.maximum_job_delta:
-        raise BeyondLimitError(
-            "the job's δ", plan.delta, f"at most {limits.maximum_job_delta:g}", "maximum_job_delta"
-        )
-    if plan.linkability not in limits.linkability:
-        raise BeyondLimitError(
-            "the linkability", plan.linkability, ", ".join(limits.linkability), "linkability"
-        )
-    if task.method.name not in limits.methods:
-        raise BeyondLimitError("the method", task.method.name, ", ".join(limits.methods), "methods")
-    if not (release.mechanism.is_private or limits.allow_unproven):
-        raise BeyondLimitError("the guarantee", "none", "proven ones alone", "allow_unproven")
-    require_trusted(task, limits)
-    require_mixer(plan, limits)
-
-
-def require_trusted(task: RoundTask, limits: LimitSettings) -> None:
-    """See that a round has a guarantee that rests on nobody else than the owner allows.
-
-    Raises:
-        BeyondLimitError: it has none.
-    """
-    if not any(each.mechanism.trust in limits.trust for each in task.priced):
-        raise BeyondLimitError(
-            "the trusted party", task.release.mechanism.trust, ", ".join(limits.trust), "trust"
-        )
-
-
 def require_mixer(plan: Plan, limits: LimitSettings) -> None:
     """See that a plan's mixer is one that the owner trusts, where the owner named any.
 
@@ -161,25 +86,6 @@ def require_receipts(plan: Plan, *, is_member: bool) -> None:
         )
 
 
-def require_room_for_charges(plan: Plan, charges: int, accounts: int, limits: LimitSettings) -> None:
-    """See that the ledger has room for the rounds that a job has left.
-
-    Args:
-        plan: of the first round that an account pays for.
-        charges: that the ledger has.
-        accounts: that each round is charged to.
-        limits: the device's own.
-
-    Raises:
-        BeyondLimitError: it has not.
-    """
-    if (wanted := charges + accounts * (plan.rounds - plan.round + 1)) > limits.maximum_charges:
-        raise BeyondLimitError(
-            "the number of charges in the ledger, with the rounds of this job,", wanted,
-            f"at most {limits.maximum_charges:,}", "maximum_charges",
-        )  # fmt: skip
-
-
 def require_room_for_job(jobs_beside: int | None, limits: LimitSettings) -> None:
     """See that a job's last round can stay on record, whether the device takes part or sits out.
 
@@ -195,18 +101,6 @@ def require_room_for_job(jobs_beside: int | None, limits: LimitSettings) -> None
             "the number of jobs, with this one,", jobs_beside + 1, f"at most {limits.maximum_charges:,}",
             "maximum_charges",
         )  # fmt: skip
-
-
-def require_price(job_epsilon: float, limits: LimitSettings) -> None:
-    """See that a job's ε stays within the limits.
-
-    Raises:
-        BeyondLimitError: it does not.
-    """
-    if limits.maximum_job_epsilon is not None and job_epsilon > limits.maximum_job_epsilon:
-        raise BeyondLimitError(
-            "the job's ε", job_epsilon, f"at most {limits.maximum_job_epsilon:g}", "maximum_job_epsilon"
-        )
 
 
 def require_training_time(longest_s: float, limits: LimitSettings) -> None:
@@ -236,3 +130,54 @@ def _shown(value: float | bool | tuple[str, ...]) -> str:
             return ", ".join(value) or "none"
         case _:
             return f"{value:g}"
+
+
+def require_time_left(plan: Plan, now: float, until_it_sends_s: float) -> None:
+    """Decline a round that would be over before the device sends.
+
+    Args:
+        plan: the round's.
+        now: Unix time.
+        until_it_sends_s: seconds until its jitter window opens.
+
+    Raises:
+        TooLate: it would.
+    """
+    if plan.deadline < now + until_it_sends_s:
+        raise TooLate(
+            f"by this board's clock, the round's deadline passes in {plan.deadline - now:.3g} s; the device"
+            f" could not send before {until_it_sends_s:.3g} s"
+        )
+
+
+def require_key(plan: Plan) -> None:
+    """See that something can be sealed to a plan's key, which shows with any fragment.
+
+    Raises:
+        Declined: 32 bytes that are not a point of the curve, or one of small order.
+    """
+    try:
+        seal_for(b"", plan)
+    except ValueError as error:
+        raise Declined(f"the plan's sealing key is invalid: {error}") from error
+
+
+def may_send(plan: Plan, limits: LimitSettings, *, is_member: bool) -> bool:
+    """Whether fragments can leave for a plan: by a mixer of the owner's, where the owner named any, at times
+    that hide what they are there to hide, and with receipts that tell nothing.
+
+    A plan that comes again for a round that is charged may be another one by now.
+
+    Args:
+        plan: the round's.
+        limits: the device's own.
+        is_member: whether the device has a certificate.
+    """
+    try:
+        require_receipts(plan, is_member=is_member)
+        require_times(plan, limits)
+        require_mixer(plan, limits)
+        require_key(plan)
+    except DpagentError:
+        return False
+    return True

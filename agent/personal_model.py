@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from agent.latest_model import disagreements, personal_of
+from agent.latest_model import personal_of
+from agent.model_keeping import disagreements
 from agent.priority import give_way_to_all
 from agent.profile import open_profile
 from agent.settings import AgentSettings, on_board

@@ -19,8 +19,8 @@ from agent.governor_settings import GovernorSettings
 from agent.limit_settings import LimitSettings
 from dpagent.configuration import load_settings
 from dpagent.errors import ConfigurationError
-from dpagent.learning.data.dataset import MAX_RECORDS
-from dpagent.learning.training.engine import MAX_PROCESSES
+from dpagent.learning.data.declared import MAX_RECORDS
+from dpagent.learning.training.bounds import MAX_PROCESSES
 from dpagent.overrides import overlaid
 from dpagent.settings import Settings
 from dpagent.yaml_file import load_yaml

@@ -1,8 +1,8 @@
 """The replay of a ledger: every charge is priced again, and every entry checked against those before it.
 
-The agent replays its ledger when it starts, and so does the auditor's command. The replay trusts no
-figure of a charge: it rebuilds the mechanism from its parameters, composes the job's events anew, and
-compares.
+The agent has its ledger replayed when it starts, in a process that ends (:mod:`agent.pricing`), and the
+auditor's command replays it. The replay trusts no figure of a charge: it rebuilds the mechanism from its
+parameters, composes the job's events anew, and compares.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from agent.accounts import GRID_TOLERANCE, JobAccounts, grid_of, price_after
+from agent.accounts import GRID_TOLERANCE, JobAccounts
 from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff
 from agent.columns import require_scope, scope_of
+from agent.priced_charges import empty_account, price_after, rebuilt, require_derived_values
 from dpagent.errors import LedgerError, ParameterError, require_between
 from dpagent.privacy.accounting.basic import BasicAccountant
 from dpagent.privacy.accounting.pld import PldAccountant
@@ -114,7 +115,7 @@ class _Replay:
             if math.isfinite(charge.job_epsilon) and self.accounts.is_exposed(charge.dataset):
                 raise _Contradiction("begins a job after rounds on the same records that guarantee nothing")
             self._require_within_budget(charge, reserved)
-        self.accounts.restore(charge, prices.spent)
+        self.accounts.add(charge)
 
     def _require_order(self, charge: Charge) -> None:
         """Rounds of a job rise, and jobs on a dataset run in sequence."""
@@ -135,8 +136,8 @@ class _Replay:
             account.schedule,
             account.delta,
             account.epsilon,
-            account.spent.name,
-            grid_of(account.spent),
+            account.accountant,
+            account.loss_grid,
         )
         if pinned != (charge.schedule, charge.delta, charge.job_epsilon, charge.accountant, charge.loss_grid):
             raise _Contradiction("changes the schedule, δ, accountant, grid or reservation of its job")
@@ -161,7 +162,7 @@ class _JobPrices:
 
     One pass computes it, in a second for a thousand rounds. In a longer job it looks at the ε after some
     charges only: one between two looks has to state an ε between theirs. On a grid it can exceed
-    :func:`~agent.accounts.price_after` slightly; only on a mismatch is a charge priced separately.
+    :func:`~agent.priced_charges.price_after` slightly; only on a mismatch is a charge priced separately.
 
     Args:
         first: the job's first charge.
@@ -175,11 +176,9 @@ class _JobPrices:
         self._first, self._events = first, events
         self._is_on_a_grid = first.loss_grid is not None
         self._tolerance = GRID_TOLERANCE if self._is_on_a_grid else _TOLERANCE
-        self.spent = first.empty_account()
-        """All charges, composed."""
         try:
-            self.spent.compose(*events.values())
-            running = first.empty_account().running_epsilon(events.values(), first.delta * (1 - NOISE_SHARE))
+            empty_account(first).compose(*events.values())  # No more of one mechanism than can be counted.
+            running = empty_account(first).running_epsilon(events.values(), first.delta * (1 - NOISE_SHARE))
         except ParameterError as error:
             raise _Contradiction(f"begins a job that has no price: {error}") from error
         self._bounds = dict(zip(events, _bounds(running.tolist(), self._is_on_a_grid), strict=True))
@@ -213,7 +212,7 @@ class _JobPrices:
         """The ε that the device states after a charge, and the least proven bound."""
         events, delta = [event for entry, event in self._events.items() if entry <= number], self._first.delta
         reserved = self._first.job_epsilon
-        alone = price_after(self._first.empty_account(), events, delta)
+        alone = price_after(empty_account(self._first), events, delta)
         least = min(alone, self._bounds[number][1])
         # The device states no more than it reserved; both figures bound the rounds' cost.
         return min(alone, reserved), least
@@ -239,11 +238,11 @@ def _bounds(running: Sequence[float], is_on_a_grid: bool) -> Iterator[tuple[floa
 def _event_of(charge: Charge) -> Event:
     """The event of a charge, if its values can be priced and its noise meets the price's conditions."""
     try:
-        mechanism = charge.rebuilt()
+        mechanism = rebuilt(charge.charged)
         event = mechanism.event
         require_scope(mechanism, charge.dataset)
         require_between("delta", charge.delta, 0.0, 1.0, low_open=True, high_open=True)
-        charge.require_derived_values()
+        require_derived_values(charge)
         _require_accountant(charge)
         if mechanism.is_private != math.isfinite(charge.job_epsilon):
             raise ParameterError(f"{charge.mechanism} reserves ε = {charge.job_epsilon:g}")
@@ -262,7 +261,7 @@ def _require_accountant(charge: Charge) -> None:
         )
     if (charge.loss_grid is None) != (charge.accountant != PldAccountant.name):
         raise ParameterError(f"loss grid is {charge.loss_grid!r} with accountant {charge.accountant}.")
-    charge.empty_account()
+    empty_account(charge)
 
 
 def _require_total(name: str, stated: float, computed: float) -> None:

@@ -30,13 +30,9 @@ them, and for *m* ≥ 2 only all *m* + 1 do. Hence ``max_records`` is to be chos
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import math
 import os
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,18 +40,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.data_settings import DataSettings
+from agent.row_files import RowFiles
 from agent.row_index import DECODED, Index
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, Indices, Origin
 from dpagent.learning.data.stored import RawFile
-from dpagent.storage import disk_errors, overwrite, replace_durably, require_room, take_room
+from dpagent.storage import disk_errors, replace_durably, require_room, take_room
 from dpagent.wording import counted
 
 _SIGNS: Final = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("is_one", "<u4")])
 
 
-class RowStore:
-    """The two files, and what the last look found.
+class RowStore(RowFiles):
+    """The two files, and what the last look found, read and written.
 
     Args:
         state_dir: where they are.
@@ -63,22 +60,8 @@ class RowStore:
     """
 
     def __init__(self, state_dir: Path, settings: DataSettings) -> None:
-        self.rows_file, self._index_file = state_dir / "records.rows", state_dir / "records.index"
-        self._found_file, self._spare_file = state_dir / "records.found", state_dir / "records.spare"
-        self._old_file = state_dir / "records.old"
-        """A second name of the index, while another takes its place; before the first, the file that becomes
-        its spare."""
-        self._lock_file = state_dir / "records.lock"
+        super().__init__(state_dir)
         self._settings = settings
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Be the only one who writes; waits until another is done."""
-        with disk_errors(self._lock_file):
-            lock = self._lock_file.open("a")
-        with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
 
     def load(self) -> Index | None:
         """The newest index; None where there is none for these settings, or a damaged one."""
@@ -94,14 +77,6 @@ class RowStore:
         if index is None or not self.rows_file.exists():
             return False
         return index.header.is_complete and index.header.limits == limits
-
-    def sign(self) -> tuple[int, int] | None:
-        """Two numbers that change with the index."""
-        try:
-            known = self._index_file.stat()
-        except OSError:
-            return None
-        return known.st_ino, known.st_mtime_ns
 
     def publish(self, index: Index) -> None:
         """Replace the index.
@@ -121,54 +96,6 @@ class RowStore:
         self._write_spare(index.as_bytes())
         with disk_errors(self._found_file):
             replace_durably(self._found_file, self._spare_file)
-
-    def take_found(self) -> None:
-        """Let what the last look found count, if it is whole and not taken yet.
-
-        Raises:
-            StorageError: the disk fails.
-        """
-        if self._found_file.exists():
-            self._replace_index(self._found_file)
-
-    def drop_found(self) -> None:
-        """Forget what the last look found.
-
-        Raises:
-            StorageError: the disk fails.
-        """
-        with disk_errors(self._found_file), contextlib.suppress(FileNotFoundError):
-            self._found_file.replace(self._spare_file)
-
-    def _write_spare(self, data: bytes) -> None:
-        """Write an index over the spare one."""
-        self._recover()
-        self.drop_found()
-        with disk_errors(self._spare_file), _of_size(self._spare_file, len(data)) as descriptor:
-            overwrite(descriptor, data, 0)
-            os.fsync(descriptor)
-
-    def _replace_index(self, new: Path) -> None:
-        """Let another file be the index; the old one becomes the spare one."""
-        self._recover()
-        with disk_errors(self._index_file):
-            if self._index_file.exists():
-                os.link(self._index_file, self._old_file)
-            else:  # So that there are two from the first one on.
-                with _of_size(self._old_file, new.stat().st_size):
-                    pass
-            replace_durably(self._index_file, new)
-            replace_durably(self._spare_file, self._old_file)
-
-    def _recover(self) -> None:
-        """Put right what a crash left while an index took another's place."""
-        with disk_errors(self._index_file):
-            if not self._old_file.exists():
-                return
-            if self._spare_file.exists() or self._found_file.exists():
-                self._old_file.unlink()
-            else:
-                self._old_file.replace(self._spare_file)
 
     def take_room(self, record_bytes: int) -> bool:
         """Have room for the most records that there may be.
@@ -281,18 +208,6 @@ class Rows(Dataset):
             except DataError as error:
                 problems[place] = str(error)
         return raw.view(self.dtype).reshape(len(indices), *self.shape), problems
-
-
-@contextmanager
-def _of_size(file: Path, size: int) -> Iterator[int]:
-    """A file of a size, on blocks of its own, open for writing."""
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-        os.truncate(descriptor, size)
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _within(most: int, values: NDArray[Any]) -> NDArray[Any]:

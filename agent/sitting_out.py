@@ -15,19 +15,17 @@ import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from agent.admission import may_send
 from agent.announcements import Announced, Announcements, Phase, log_expired
 from agent.limit_settings import LimitSettings
-from agent.limits import BeyondLimitError, require_room_for_job
+from agent.limits import BeyondLimitError, may_send, require_room_for_job
 from agent.probes import probe_for
 from agent.publisher import Publisher, Slots
 from agent.spool import SpooledFragment
 from agent.state import AgentState
 from dpagent.clock import Clock
 from dpagent.protocol.dummies import MAX_DUMMIES, dummies_for
-from dpagent.protocol.fragments import block_count
 from dpagent.protocol.messages import Plan
-from dpagent.protocol.task import values_of
+from dpagent.protocol.update_size import blocks_of
 from dpagent.structured_log import Event, about
 
 log = logging.getLogger(__name__)
@@ -160,7 +158,7 @@ class SittingOut:
             return
         # A mixer holds fewer messages back than a device sends for a round.
         needs_all = plan.mixer is not None and announced.waits
-        blocks = min(block_count(values_of(plan), plan.wire.block), MAX_DUMMIES) if needs_all else 1
+        blocks = min(blocks_of(plan), MAX_DUMMIES) if needs_all else 1
         self._state.keep_probes(job, plan.round, [probe_for(plan, position) for position in range(blocks)])
         self._publisher.open_window(plan, self._publisher.slots(self._clock.monotonic()).begins_at)
         self._announcements.draw_probe_times()

@@ -9,8 +9,9 @@ from agent.charges import Budget, Charge
 from agent.database import StateDatabase, ledger_errors, no_ledger, no_second_head
 from agent.energy import Energy
 from agent.heads import LedgerFiles, SecondHead, read_head, read_second_head, require_head
-from agent.ledger import Ledger
+from agent.ledger import Check, Ledger
 from agent.ledger_room import LedgerRoom
+from agent.pricing import replay_apart
 from agent.rounds import KnownRound, RoundState
 from agent.spool import SpooledFragment
 from agent.token_store import Request
@@ -33,7 +34,7 @@ class AgentState(StateDatabase):
     Args:
         files: The directory and the second head.
         budgets: The lifetime budgets of the device's own configuration, by account.
-        room: As of :class:`StateDatabase`.
+        room, check: As of :class:`StateDatabase`.
 
     Raises:
         StateInUseError: Another agent uses it.
@@ -43,12 +44,17 @@ class AgentState(StateDatabase):
     """
 
     def __init__(
-        self, files: LedgerFiles, budgets: Mapping[str, Budget], room: LedgerRoom | None = None
+        self,
+        files: LedgerFiles,
+        budgets: Mapping[str, Budget],
+        room: LedgerRoom | None = None,
+        *,
+        check: Check = replay_apart,
     ) -> None:
         second = read_second_head(files.second_head)
         if not files.database.exists():
             raise no_ledger(files, second)
-        super().__init__(files, room)
+        super().__init__(files, room, check=check)
         try:
             self._take_over(second, budgets)
         except BaseException:

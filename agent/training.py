@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,16 +37,19 @@ from agent.training_messages import Update
 from agent.training_settings import TrainingSettings
 from dpagent.errors import said
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
-from dpagent.learning.data.format import DType
+from dpagent.learning.data.declared import DType
 from dpagent.learning.data.opening import require_declared
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd, has_features, require_room
 from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, Engine, accumulation_slack
 from dpagent.privacy.covariance import MAX_LOT
 from dpagent.privacy.sampling import largest_lot
+from dpagent.protocol.fragments import cut
+from dpagent.protocol.messages import Plan
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
-from dpagent.protocol.task import Release, RoundTask, values_of
+from dpagent.protocol.task import Release, RoundTask
+from dpagent.protocol.update_size import values_of
 from dpagent.protocol.updates import Updates
 from dpagent.wording import counted
 
@@ -94,6 +97,26 @@ class Work:
     failure: str | None = None
     is_rehearsal: bool = False
     longest_s: float = 0.0
+
+
+class NoisyUpdate(NamedTuple):
+    """What a round makes of the records, of which all but ``failure`` may leave.
+
+    Attributes:
+        values: the noisy sum in wire units, shape (dimension,).
+        failure: why it is noise alone, or None. Only for the owner of the device.
+    """
+
+    values: NDArray[np.int64]
+    failure: str | None
+
+    def as_sent(self, plan: Plan) -> Update:
+        """The same in fragments.
+
+        Args:
+            plan: the round's.
+        """
+        return Update(tuple(cut(self.values, plan)), self.failure)
 
 
 class _Attempts:
@@ -213,7 +236,7 @@ class Trainer:
             adopts=adopts, is_rehearsal=is_rehearsal, longest_s=longest_s,
         )  # fmt: skip
 
-    def noisy_update(self, work: Work) -> Update:
+    def noisy_update(self, work: Work) -> NoisyUpdate:
         """The round's noisy sum over the usable records, or noise alone.
 
         Raises:
@@ -245,7 +268,7 @@ class Trainer:
         )
         if kept is not None and made.state is not None and not work.is_rehearsal:
             kept.save(work.task.plan, made.state)
-        return Update(made.values, failures[0] if failures else None)
+        return NoisyUpdate(made.values, failures[0] if failures else None)
 
     def try_no_engines(self) -> None:
         """From now on, another model is prepared in another process (:class:`BoardEngine`)."""

@@ -10,12 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agent.training_settings import TrainingSettings
 from dpagent.errors import DpagentError
-from dpagent.protocol.messages import Plan
+from dpagent.protocol.messages import Fragment, Plan
 
 MORE_NICENESS: Final = 5
 """Training gives way to the agent by so much, where both want the same core."""
@@ -75,11 +72,11 @@ class Update(NamedTuple):
     """A device's part in a round, of which all but ``failure`` may leave.
 
     Attributes:
-        values: the noisy sum in wire units, shape (dimension,).
+        fragments: of the noisy sum, one for each block of it.
         failure: why it is noise alone, or None. Only for the owner of the device.
     """
 
-    values: NDArray[np.int64]
+    fragments: tuple[Fragment, ...]
     failure: str | None
 
 
@@ -109,16 +106,6 @@ class Start:
 
     settings: TrainingSettings
     log_level: int
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """A line of the program's log."""
-
-    logger: str
-    level: int
-    text: str
-    is_private: bool
 
 
 @dataclass(frozen=True, slots=True)

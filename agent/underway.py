@@ -1,16 +1,31 @@
-"""What the training process is at: a round that it prepares, or one that it trains for."""
+"""What the device is at: a round that is priced, one that is prepared, or one that is trained for."""
 
 from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from agent.announcements import Announced
-from agent.charges import Price
+from agent.announcements import Announced, Model
+from agent.charges import Charge
+from agent.pricing import Verdict
 from agent.publisher import Slots
 from agent.sitting_out import Decision
 from agent.training_messages import Prepared, Update
-from dpagent.protocol.task import RoundTask
+from dpagent.protocol.messages import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Deciding:
+    """A round that is priced."""
+
+    announced: Announced
+    plan: Plan
+    model: Model
+    decision: Decision
+    """As far as it has come: until the pricing process was asked."""
+    answer: Future[Verdict]
+    is_decided: bool
+    """Whether it is charged, and only has to keep to the limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +33,9 @@ class Admitted:
     """A round that the training process prepares."""
 
     announced: Announced
-    task: RoundTask
-    prices: tuple[Price, ...]
-    """To be charged; none: it is charged already, or is sat out."""
+    plan: Plan
+    charges: tuple[Charge, ...]
+    """To be made; none: it is charged already, or is sat out."""
     decision: Decision
     """As far as it has come: until the training process was asked."""
     asked_at: float
@@ -35,7 +50,7 @@ class InTraining:
     without a record."""
 
     announced: Announced
-    task: RoundTask
+    plan: Plan
     answer: Future[Update]
     slots: Slots
     """That training has by its trial."""

@@ -26,10 +26,10 @@ from multiprocessing.connection import Connection
 from typing import Any, Final, Protocol
 
 from agent.brake import Brake
+from agent.child_log import Said
 from agent.child_programs import KEPT_MEMORY, environment
-from agent.decoding import COUNTS_AFTER_S
 from agent.profile import Profile
-from agent.rows import RowStore
+from agent.row_files import COUNTS_AFTER_S, RowFiles
 from agent.sensors import processor_s_of
 from agent.settings import AgentSettings
 from agent.training_messages import (
@@ -38,7 +38,6 @@ from agent.training_messages import (
     LookHeld,
     Order,
     Prepared,
-    Said,
     Start,
     Update,
     WorkerError,
@@ -114,7 +113,7 @@ class Worker:
     def __init__(self, settings: AgentSettings, profile: Profile) -> None:
         self._start = Start(training_settings(settings, profile), logging.getLogger().getEffectiveLevel())
         self._share = settings.governor.processor_share
-        self._rows = RowStore(settings.state_dir, settings.data)
+        self._rows = RowFiles(settings.state_dir)
         self._counts_at = -math.inf
         """When what the last look finds counts at the latest (monotonic)."""
         self._look_is_cut = False
@@ -279,9 +278,7 @@ class _Process:
             while True:
                 message = self._connection.recv()
                 if isinstance(message, Said):
-                    logging.getLogger(message.logger).log(
-                        message.level, "%s", message.text, extra={"is_private": message.is_private}
-                    )
+                    message.log()
                     continue
                 answer = self._asked.pop(0)
                 if isinstance(message, Failed):

@@ -17,7 +17,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from agent.marked_log import is_private
+from agent.child_log import SaidOver
 from agent.priority import give_way
 from agent.training import Trainer, Work
 from agent.training_messages import (
@@ -27,7 +27,6 @@ from agent.training_messages import (
     LookHeld,
     Order,
     Prepared,
-    Said,
     Start,
     UsedProcessError,
 )
@@ -36,26 +35,6 @@ from dpagent.learning.subnormals import flush_subnormals
 from dpagent.protocol.task import RoundTask
 
 log = logging.getLogger(__name__)
-
-
-class _Answers(logging.Handler):
-    """The way to the agent, for answers and for log lines: it has one log for both programs."""
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__()
-        self._connection = connection
-
-    def send(self, message: Any) -> None:
-        """Send an answer; in whole, whatever another thread logs."""
-        with self.lock or threading.RLock():
-            self._connection.send(message)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """As of :class:`logging.Handler`."""
-        try:
-            self.send(Said(record.name, record.levelno, self.format(record), is_private(record)))
-        except OSError:
-            os._exit(0)  # The agent has hung up.
 
 
 class _Questions:
@@ -82,7 +61,7 @@ def serve(connection: Connection) -> None:
     start: Start = connection.recv()
     give_way(start.settings.niceness + MORE_NICENESS)  # Before there are other threads.
     flushes = flush_subnormals()
-    answers, questions = _Answers(connection), _Questions(connection)
+    answers, questions = SaidOver(connection), _Questions(connection)
     logging.basicConfig(level=start.log_level, handlers=[answers], format="%(message)s")
     if not flushes:
         log.warning("this processor cannot be told to take numbers below 1e-38 for zero: they may be slower")
@@ -113,7 +92,7 @@ def serve(connection: Connection) -> None:
                 assert work is not None  # the agent asks for an update once a round is prepared
                 has_worked = True
                 trainer.try_no_engines()  # From here on, this process tells of records.
-                answers.send(trainer.noisy_update(work))
+                answers.send(trainer.noisy_update(work).as_sent(work.task.plan))
         except UsedProcessError as error:
             answers.send(Failed(said(error), is_of_use=True, spent_s=spent.in_all_s(trainer)))
         except Exception as error:

@@ -22,11 +22,11 @@ import numpy as np
 from benchmarks.figures import Figure
 from benchmarks.oracle import rdp_epsilon
 from benchmarks.timing import alternate, seconds
-from dpagent.privacy.accounting.accountant import AccountantName
 from dpagent.privacy.accounting.choice import priced
 from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.calibration import BudgetPlan, calibrate, gaussian_family
 from dpagent.privacy.events import ApproximateEvent, Event, GaussianEvent, poisson_sampled
+from dpagent.privacy.ranges import AccountantName
 from dpagent.privacy.schedules import Schedule
 
 _ROUNDS = 1000

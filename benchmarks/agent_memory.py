@@ -68,12 +68,12 @@ _WANTED_IDLE: Final = 48.0
 _WANTED_COORDINATOR: Final = 100.0
 _WANTED_BYTES: Final = 64 << 10
 _PROGRAMS: Final = (
-    "cli.run", "agent.worker_program", "agent.decoding", "onnxruntime",
-    "cli.coordinator", "coordinator.daemon",
+    "cli.run", "agent.daemon", "agent.pricing_program", "agent.opening_program", "agent.model_keeping",
+    "agent.worker_program", "agent.decoding", "onnxruntime", "cli.coordinator", "coordinator.daemon",
 )  # fmt: skip
 _STEPS: Final = {
     "Python": "sys",
-    "and the libraries": "numpy, pydantic, yaml, cbor2, sqlite3, ssl, paho.mqtt.client,"
+    "and the libraries": "pydantic, yaml, cbor2, sqlite3, ssl, paho.mqtt.client,"
     " cryptography.hazmat.primitives.hpke",
     "and `agent.daemon`": "agent.daemon",
 }

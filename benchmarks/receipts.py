@@ -36,6 +36,7 @@ from agent.custody import begin_ledger
 from agent.heads import LedgerFiles
 from agent.probes import probe_for
 from agent.publisher import Publisher
+from agent.replay import replay
 from agent.spool import SpooledFragment
 from agent.state import AgentState
 from benchmarks.figures import BenchmarkError, Figure, Skipped
@@ -226,7 +227,7 @@ def _opened(
     """A board that has spooled its update."""
     files, budgets = LedgerFiles(directory, directory.with_suffix(".head")), {_ACCOUNT: Budget(1.0, 1e-6)}
     begin_ledger(files, budgets)
-    state = AgentState(files, budgets)
+    state = AgentState(files, budgets, check=replay)
     stack.callback(state.close)
     pieces = [SpooledFragment.of(each) for each in cut(update, plan)] + [probe_for(plan)]
     with transaction(state.connection):

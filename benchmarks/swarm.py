@@ -34,8 +34,9 @@ from coordinator.reader import RoundRecord, StoreReader
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.protocol.chunks import Assembler
 from dpagent.protocol.codec import encode
-from dpagent.protocol.fragments import Assembler, cut
+from dpagent.protocol.fragments import cut
 from dpagent.protocol.messages import ModelChunk, Plan, Sealed
 from dpagent.protocol.mixing import seal_for
 from dpagent.protocol.noisy_sum import NoisySum

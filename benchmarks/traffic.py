@@ -24,16 +24,18 @@ import numpy as np
 from benchmarks.figures import Figure
 from benchmarks.seal import RECORDS, first_task
 from dpagent.privacy.mechanisms.wire import round_to_wire
+from dpagent.protocol.chunks import chunked
 from dpagent.protocol.codec import encode
-from dpagent.protocol.fragments import chunked, cut
+from dpagent.protocol.fragments import cut
 from dpagent.protocol.messages import Receipts
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.packing import pack
 from dpagent.protocol.sealing import Opener, new_sealing_secret, seal
 from dpagent.protocol.signing import Signer, new_signing_secret
-from dpagent.protocol.task import RoundTask, values_of
+from dpagent.protocol.task import RoundTask
 from dpagent.protocol.tokens import token_bytes, with_token
 from dpagent.protocol.topics import Topics
+from dpagent.protocol.update_size import values_of
 from dpagent.protocol.weights import weights_to_bytes
 from simulation.presets import PRESETS
 

@@ -60,8 +60,9 @@ def _in_words(scope: Scope) -> str:
 def summary_of(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
     """Lifetime budget, reservations and spending by account: that of a dataset, or of its jobs that trust a
     party."""
-    from agent.charges import Budget, BudgetChange, Charge, WriteOff, ledger_statement
+    from agent.charges import Budget, BudgetChange, Charge, WriteOff
     from agent.columns import dataset_of
+    from agent.priced_charges import ledger_statement
 
     datasets: dict[str, dict[str, Any]] = {}
     exact_noise: dict[str, bool] = {}

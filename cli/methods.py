@@ -25,6 +25,7 @@ JsonOption = Annotated[
 @app.command("list")
 def list_methods(json_file: JsonOption = None) -> None:
     """List the methods: what each hides, and whom it trusts."""
+    from dpagent.privacy.mechanisms.registry import mechanism_of
     from dpagent.privacy.methods import METHODS
 
     methods = list(METHODS.values())
@@ -34,7 +35,7 @@ def list_methods(json_file: JsonOption = None) -> None:
             return
         rows = [
             [
-                method.name, str(method.mechanism().unit), str(method.mechanism().trust),
+                method.name, str(mechanism_of(method).unit), str(method.trust),
                 ", ".join(method.mechanisms), ", ".join(method.caps), method.title,
             ]
             for method in methods
@@ -63,10 +64,12 @@ def show(
 
 
 def _page(method: Method) -> str:
+    from dpagent.privacy.mechanisms.registry import mechanism_of
+
     lines = [f"{method.name}: {method.title}", "", _wrapped(method.source), "", _wrapped(method.summary), ""]
     clipped = "Whole updates" if method.trains_locally else "Records"
     for noise in method.mechanisms:
-        mechanism = method.mechanism(noise)
+        mechanism = mechanism_of(method, noise)
         chosen = "" if noise == method.default_noise else f" (privacy.noise: {noise})"
         lines += [
             f"{noise} noise{chosen}: mechanism {mechanism.name}",
@@ -92,7 +95,9 @@ def _wrapped(text: str) -> str:
 
 
 def _as_json(method: Method) -> dict[str, Any]:
-    mechanisms = {noise: method.mechanism(noise) for noise in method.mechanisms}
+    from dpagent.privacy.mechanisms.registry import mechanism_of
+
+    mechanisms = {noise: mechanism_of(method, noise) for noise in method.mechanisms}
     return {
         "name": method.name,
         "title": method.title,

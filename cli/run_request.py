@@ -56,6 +56,7 @@ def request_of(kind: type[RequestT], run: Given, data: Given) -> RequestT:
     """
     from dpagent.learning.data.settings import DatasetSettings
     from dpagent.norm import Norm
+    from dpagent.privacy.mechanisms.registry import mechanism_of
     from dpagent.privacy.methods import DEFAULT_METHOD, method_named
 
     dataset, path = run.values["data.dataset"], run.values["data.train.path"]
@@ -100,7 +101,7 @@ def request_of(kind: type[RequestT], run: Given, data: Given) -> RequestT:
             )
     request = run.settings(kind, data=selection)
     _require_effect(run, request)
-    mechanism = method_named(request.method).mechanism(request.noise)
+    mechanism = mechanism_of(method_named(request.method), request.noise)
     for setting, fitting in (("clipping", ("whole",)), ("engine", ("auto", "numpy"))):
         if (
             mechanism.norm is Norm.L1
@@ -121,10 +122,11 @@ def _require_effect(run: Given, request: Request) -> None:
     Raises:
         UsageError: One was.
     """
+    from dpagent.privacy.mechanisms.registry import mechanism_of
     from dpagent.privacy.methods import method_named
 
     method = method_named(request.method)
-    is_clipped = method.mechanism(request.noise).norm is not None
+    is_clipped = mechanism_of(method, request.noise).norm is not None
     for setting, has_effect, why in (
         ("sampling_rate", not method.trains_locally, f"{method.name} draws no lots of records"),
         ("clip_norm", is_clipped, f"{method.name} cuts weights to ranges"),

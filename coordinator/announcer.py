@@ -11,7 +11,7 @@ from coordinator.own_receipts import OwnReceipts
 from dpagent import faults
 from dpagent.clock import Clock
 from dpagent.faults import FaultPoint
-from dpagent.protocol.fragments import chunked
+from dpagent.protocol.chunks import chunked
 from dpagent.protocol.messages import (
     RECEIPT_DIGEST_BYTES,
     RECEIPTS_PER_MESSAGE,

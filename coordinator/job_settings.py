@@ -14,12 +14,12 @@ from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.augmentation import Augmentation
 from dpagent.learning.training.optimiser import Adam, LearningRate, Optimiser, Sgd
 from dpagent.norm import Norm
-from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
-from dpagent.privacy.mechanisms.layer_ranges import MAX_DIMENSION, MAX_RADIUS, MIN_RADIUS
 from dpagent.privacy.mechanisms.mechanism import Mechanism
+from dpagent.privacy.mechanisms.registry import mechanism_of
 from dpagent.privacy.methods import DEFAULT_METHOD, method_named
-from dpagent.privacy.schedules import Schedule, ScheduleKind, kind_given_by
-from dpagent.protocol.weights import Precision
+from dpagent.privacy.ranges import MAX_DIMENSION, MAX_NORM, MAX_RADIUS, MIN_NORM, MIN_RADIUS, ScheduleKind
+from dpagent.privacy.schedules import Schedule, kind_given_by
+from dpagent.protocol.sizes import Precision
 from dpagent.settings import Settings
 
 
@@ -210,7 +210,7 @@ class PrivacySettings(Settings):
     @property
     def mechanism(self) -> type[Mechanism]:
         """What adds the noise."""
-        return method_named(self.method).mechanism(self.noise)
+        return mechanism_of(method_named(self.method), self.noise)
 
     @property
     def spending(self) -> Schedule:

@@ -16,6 +16,7 @@ from coordinator.settings import FleetSettings
 from dpagent.errors import ConfigurationError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.input_form import METADATA_KEY, InputForm
+from dpagent.learning.data.opening import advice_on_shape
 from dpagent.learning.fitting import check_fits
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.inference.evaluation import Evaluation
@@ -65,7 +66,7 @@ class ModelFiles:
         self._test = test
         self._features: Dataset | None = None
         if test is not None:
-            check_fits(test, spec)
+            check_fits(test, spec, advise=advice_on_shape)
             self._class_names = self._class_names or test.class_names
         self.assets: dict[str, bytes] = settings.model.assets()
         if settings.privacy.gradient_norm is not Norm.L1:  # graphs clip in L2

@@ -37,7 +37,7 @@ from dpagent.privacy.mechanisms.central import CentralMechanism
 from dpagent.privacy.mechanisms.job_noise import JobNoise, calibrated_noise
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Query
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
-from dpagent.protocol.fragments import content_digest
+from dpagent.protocol.chunks import content_digest
 from dpagent.protocol.messages import (
     MAX_PAYLOAD_BYTES,
     MAX_WHOLE_BYTES,

@@ -8,9 +8,8 @@ from coordinator.settings import FleetSettings
 from dpagent.errors import ConfigurationError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds, calibrated_reports
-from dpagent.protocol.bit_packing import packed_bytes
 from dpagent.protocol.messages import MAX_PAYLOAD_BYTES, WireTerms
-from dpagent.protocol.report_packing import report_width
+from dpagent.protocol.sizes import packed_bytes, report_width
 from dpagent.protocol.terms import ReportTerms, TrainingTerms
 
 

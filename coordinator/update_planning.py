@@ -18,10 +18,9 @@ from dpagent.privacy.mechanisms.grid import MAX_RESOLUTION
 from dpagent.privacy.mechanisms.job_noise import JobNoise, calibrated_noise
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Query
 from dpagent.privacy.update_clipping import COUNT_WEIGHT, UpdateClipping
-from dpagent.protocol.bit_packing import packed_bytes
 from dpagent.protocol.messages import MAX_PAYLOAD_BYTES, WireTerms
+from dpagent.protocol.sizes import packed_bytes, update_width
 from dpagent.protocol.terms import MechanismTerms, TrainingTerms, UpdateTerms
-from dpagent.protocol.update_packing import update_width
 from dpagent.protocol.updates import query_of_update
 from dpagent.wording import counted
 

@@ -56,8 +56,9 @@ from vector_fleet import (
 from vector_tokens import tokens
 
 from coordinator.aggregation import fleet_mean
+from dpagent.protocol.chunks import chunked, content_digest
 from dpagent.protocol.codec import encode
-from dpagent.protocol.fragments import chunked, content_digest, cut, read_block, read_tally
+from dpagent.protocol.fragments import cut, read_block, read_tally
 from dpagent.protocol.messages import Layout, Plan
 from dpagent.protocol.mixing import key_text, plan_digest
 from dpagent.protocol.packing import pack

@@ -11,8 +11,8 @@ import cbor2
 import numpy as np
 from vector_fleet import FRAGMENTS, PLAN, SEALING_SECRET, SIGNER, TOPICS, fixed, sealed, signed, to_mixer
 
+from dpagent.protocol.chunks import chunked
 from dpagent.protocol.codec import encode
-from dpagent.protocol.fragments import chunked
 from dpagent.protocol.packing import pack
 
 Case = tuple[str, str, bytes]

@@ -25,17 +25,17 @@ from dpagent.learning.models.layers import Conv2d, Dense, Relu
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import Projection
 from dpagent.privacy.mechanisms.job_noise import JobNoise
-from dpagent.protocol.bit_packing import packed_bytes
-from dpagent.protocol.fragments import content_digest, cut
+from dpagent.protocol.chunks import content_digest
+from dpagent.protocol.fragments import cut
 from dpagent.protocol.messages import Plan, Receipts
 from dpagent.protocol.mixing import OuterOpener, plan_digest
 from dpagent.protocol.packing import payload_bytes
 from dpagent.protocol.receipts import receipt_digest
 from dpagent.protocol.sealing import Opener
 from dpagent.protocol.signing import Signer
+from dpagent.protocol.sizes import packed_bytes, update_width
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.topics import Topics
-from dpagent.protocol.update_packing import update_width
 
 FLEET, TOPICS = "porch", Topics("porch")
 SIGNING_SECRET, SEALING_SECRET, MIXER_SECRET = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96))

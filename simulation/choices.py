@@ -16,6 +16,7 @@ from dpagent.learning.models.built_ins import BUILT_IN
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.norm import Norm
+from dpagent.privacy.mechanisms.registry import mechanism_of
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.privacy.methods import DEFAULT_METHOD, method_named
 from dpagent.wording import counted, named
@@ -111,7 +112,7 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
             f"{named('rounds')} is {rounds}; expected at least 2: the first one finds the directions that "
             f"model {spec.name!r} projects on."
         )
-    norm = method_named(request.method).mechanism(request.noise).norm or Norm.L2
+    norm = mechanism_of(method_named(request.method), request.noise).norm or Norm.L2
     stretch = typical_stretch(norm, spec.parameter_count)
     clip_norm = request.clip_norm or preset.clip_norm * (1 if norm is Norm.L2 else float(f"{stretch:.2g}"))
     jitter_s = request.jitter_window_s

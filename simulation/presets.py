@@ -26,6 +26,7 @@ from typing import Final
 import numpy as np
 
 from dpagent.norm import Norm
+from dpagent.privacy.mechanisms.registry import mechanism_of
 from dpagent.privacy.methods import method_named
 from dpagent.wording import counted
 from simulation.request import CapKind, KnownData, Request
@@ -104,7 +105,7 @@ _SCATTERING_SAMPLING_RATES: Final = (0.1, 0.1, 0.3)
 def preset_of(request: Request) -> Preset:
     """The settings to start from; those of ``scattering`` on MNIST follow ε."""
     if method_named(request.method).trains_locally:
-        return _REPORTS if method_named(request.method).mechanism().norm is None else _UPDATES
+        return _REPORTS if mechanism_of(method_named(request.method)).norm is None else _UPDATES
     if request.data.dataset is None:
         return OWN_DATA
     preset = PRESETS[request.data.dataset]

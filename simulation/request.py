@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, field_serializer, model_validator
 
 from dpagent.errors import ParameterError
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.privacy.mechanisms.registry import mechanism_of
 from dpagent.privacy.methods import DEFAULT_METHOD, method_named
 from dpagent.settings import Settings
 from dpagent.transport.settings import broker_url
@@ -152,7 +153,7 @@ class Request(Settings):
     @model_validator(mode="after")
     def _method_is_known(self) -> Request:
         try:
-            method_named(self.method).mechanism(self.noise)
+            mechanism_of(method_named(self.method), self.noise)
         except ParameterError as error:
             raise ValueError(str(error)) from error
         return self

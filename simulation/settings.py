@@ -11,11 +11,12 @@ from pydantic import ValidationError
 
 from dpagent.configuration import changed_settings, complaint
 from dpagent.errors import ConfigurationError
-from dpagent.learning.data.format import DType
+from dpagent.learning.data.declared import DType
 from dpagent.learning.data.input_form import InputForm
 from dpagent.norm import Norm
 from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.mechanisms.published import PublishedLaplace
+from dpagent.privacy.mechanisms.registry import mechanism_of
 from dpagent.privacy.methods import method_named
 from dpagent.settings import Settings
 from dpagent.storage import disk_errors, write_atomically
@@ -125,7 +126,7 @@ class RunSettings(Settings):
         """What adds the noise."""
         if self.cap == "published":
             return PublishedLaplace
-        return method_named(self.method).mechanism(self.noise)
+        return mechanism_of(method_named(self.method), self.noise)
 
     @property
     def sends(self) -> str:

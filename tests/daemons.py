@@ -16,6 +16,7 @@ from typing import Protocol
 import pytest
 from brokers import PATIENCE_S
 from clocks import CreepingClock, MovableClock
+from priced_here import answer_here
 
 import agent.daemon
 import coordinator.daemon
@@ -29,6 +30,9 @@ from mixer.settings import load_mixer_settings
 
 _CALM = "extends: generic-x86-64\nboard: {memory_mib: 64}\nmicrobatch: 8\nniceness: 0\n"
 """A board's profile: the tests' process must not be made nicer."""
+
+
+answer_here()
 
 
 class Daemon(Protocol):

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
 from boards import BoardTree
 from clocks import MovableClock
 from fleets import DIGITS, write_agent
 from ledgers import DATASET, open_state
 from lines import Line
 from neighbours import decode_here
+from numpy.typing import NDArray
+from priced_here import PricedHere
 
 from agent.announcements import Announcements
 from agent.board_engine import BoardEngine
@@ -22,6 +25,7 @@ from agent.cycle import Cycle
 from agent.energy import EnergyMeter
 from agent.governor import Governor
 from agent.identity import Identity
+from agent.opening_program import form_of
 from agent.profile import load_profile
 from agent.publisher import Publisher
 from agent.records import Records
@@ -37,11 +41,13 @@ from dpagent.errors import said
 from dpagent.learning.front_end.features import reserve
 from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.engine_choice import Bench
-from dpagent.protocol.fragments import chunked
+from dpagent.protocol.chunks import chunked
+from dpagent.protocol.fragments import read_block
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Signer, Verifier, new_signing_secret
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.topics import Topics
+from dpagent.protocol.update_size import values_of
 from dpagent.protocol.weights import weights_to_bytes
 
 SIGNER = Signer(new_signing_secret(), "testers")
@@ -121,7 +127,7 @@ class AtOnce(Unpaused):
     def update(self) -> Future[Update]:
         work = self._work
         assert work is not None, "no round is prepared"
-        return _answer(lambda: self._trainer.noisy_update(work))
+        return _answer(lambda: self._trainer.noisy_update(work).as_sent(work.task.plan))
 
     def look(self) -> None:
         pass
@@ -145,6 +151,13 @@ def _answer(work: Callable[[], ResultT]) -> Future[ResultT]:
     except Exception as error:  # noqa: BLE001 - as the training process has it
         future.set_exception(WorkerError(said(error)))
     return future
+
+
+def values_in(update: Update, plan: Plan) -> NDArray[np.int64]:
+    """The values of an update that is a noisy sum, from its fragments."""
+    task = RoundTask.of(plan)
+    blocks = [read_block(each, plan.wire, task.release.blocks)[0] for each in update.fragments]
+    return np.concatenate(blocks)[: values_of(plan)]
 
 
 @dataclass
@@ -258,7 +271,8 @@ def open_device(directory: Path, *, identity: Identity | None = None, **changes:
     )  # fmt: skip
     cycle = Cycle(
         announcements, DATASET, settings.limits,
-        records=trainer.records.dataset, state=state, worker=worker, publisher=publisher, tokens=tokens,
+        form=form_of(trainer.records.dataset), state=state, prices=PricedHere(), worker=worker,
+        publisher=publisher, tokens=tokens,
         governor=Governor(settings.governor, settings.state_dir, Sensors(board.root), clock),
         meter=EnergyMeter(board.root, clock), clock=clock,
     )  # fmt: skip

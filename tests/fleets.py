@@ -27,12 +27,10 @@ from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.wire import round_to_wire
 from dpagent.privacy.update_clipping import UpdateClipping
-from dpagent.protocol.bit_packing import packed_bytes
-from dpagent.protocol.fragments import content_digest
+from dpagent.protocol.chunks import content_digest
 from dpagent.protocol.messages import MAX_PAYLOAD_BYTES, Plan
-from dpagent.protocol.report_packing import report_width
+from dpagent.protocol.sizes import packed_bytes, report_width, update_width
 from dpagent.protocol.task import RoundTask
-from dpagent.protocol.update_packing import update_width
 from dpagent.protocol.updates import query_of_update
 from dpagent.protocol.weights import weights_to_bytes
 

@@ -12,7 +12,8 @@ import numpy as np
 from pictures import folder_of, write
 
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
-from dpagent.learning.data.format import Half, Source
+from dpagent.learning.data.declared import Half
+from dpagent.learning.data.format import Source
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.registry import FORMATS

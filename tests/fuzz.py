@@ -30,8 +30,9 @@ import numpy as np
 
 from dpagent.errors import ConfigurationError, ParameterError, PlanError
 from dpagent.learning.models.description import from_description
+from dpagent.protocol.chunks import Assembler
 from dpagent.protocol.codec import MessageError, decode, encode, read_cbor
-from dpagent.protocol.fragments import Assembler, read_block, read_tally
+from dpagent.protocol.fragments import read_block, read_tally
 from dpagent.protocol.messages import Fragment, Layout, ModelChunk, Plan, Receipts, Sealed, Signed
 from dpagent.protocol.mixing import OuterOpener
 from dpagent.protocol.noisy_sum import NoisySum
@@ -39,10 +40,11 @@ from dpagent.protocol.packing import unpack
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.sealing import Opener, seal
 from dpagent.protocol.signing import Signer, Verifier
+from dpagent.protocol.sizes import Precision
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.terms import Message
 from dpagent.protocol.updates import Updates
-from dpagent.protocol.weights import Precision, weights_from_bytes
+from dpagent.protocol.weights import weights_from_bytes
 
 MOST_CPU_S: Final = 10.0
 MOST_MEMORY: Final = 1 << 30

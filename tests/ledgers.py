@@ -17,11 +17,13 @@ from fleets import make_plan, records
 
 from agent.admission import admit
 from agent.audit import audit, verify
-from agent.charges import Budget, Charge, WriteOff, charge_of
+from agent.charges import Budget, Charge, WriteOff
 from agent.custody import begin_ledger, go_on_after_restore, raise_budget
 from agent.heads import GENESIS, LedgerFiles, read_second_head, save_head
 from agent.ledger import Ledger, link
 from agent.limit_settings import LimitSettings
+from agent.priced_charges import charge_of
+from agent.replay import replay
 from agent.spool import SpooledFragment
 from agent.state import AgentState, BudgetRaisedError
 from dpagent.errors import LedgerError
@@ -47,10 +49,10 @@ def open_state(path: Path, budget: Budget = BUDGET, dataset: str = DATASET) -> A
     if not files.database.exists() and not files.second_head.exists():
         begin_ledger(files, {dataset: budget})
     try:
-        return AgentState(files, {dataset: budget})
+        return AgentState(files, {dataset: budget}, check=replay)
     except BudgetRaisedError:
         raise_budget(files, {dataset: budget})
-        return AgentState(files, {dataset: budget})
+        return AgentState(files, {dataset: budget}, check=replay)
 
 
 def restore(
@@ -83,7 +85,7 @@ def put_copy_back(copy: Path, path: Path) -> None:
 def charge_for(plan: Plan, data: Dataset, ledger: Ledger, dataset: str = DATASET, **changes: Any) -> Charge:
     """What the daemon charges for a round that the device accepts."""
     task = RoundTask.of(plan)
-    (price,) = admit(task, data, ledger, dataset, LIMITS, now=0.0)
+    (price,) = admit(task, data, ledger.books, dataset, LIMITS, now=0.0)
     return replace(charge_of(task, price, charged_at="2026-11-20T00:00:00+00:00"), **changes)
 
 

@@ -11,11 +11,9 @@ from typing import Any
 from fleets import DIGITS, make_plan
 from observers import Announcer, in_an_hour
 
-from dpagent.protocol.fragments import (
-    block_count,
-)
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.sealing import Opener, new_sealing_secret
+from dpagent.protocol.sizes import block_count
 from dpagent.protocol.weights import weights_to_bytes
 
 WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0), "float32")

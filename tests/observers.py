@@ -11,7 +11,7 @@ from brokers import USER, Broker, wait_until
 from children import PATIENCE_S
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from dpagent.protocol.fragments import chunked
+from dpagent.protocol.chunks import chunked
 from dpagent.protocol.messages import Plan, Receipts
 from dpagent.protocol.receipts import receipt_digest
 from dpagent.protocol.signing import Signer, new_signing_secret

@@ -16,9 +16,9 @@ from unittest.mock import patch
 import agent.training
 import agent.worker_program
 import dpagent.learning.training.engine_choice as engine_choice
-from agent.training import Trainer, Work
-from agent.training_messages import Update
+from agent.training import NoisyUpdate, Trainer, Work
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.protocol.fragments import cut
 from simulation.virtual.insecure import insecure_entropy
 
 SEED = "TESTS_NOISE_SEED"
@@ -26,10 +26,13 @@ SEED = "TESTS_NOISE_SEED"
 
 
 class SeededTrainer(Trainer):
-    def noisy_update(self, work: Work) -> Update:
+    def noisy_update(self, work: Work) -> NoisyUpdate:
         folder = re.search(r"device-(\d+)", str(self._settings.state_dir))
         assert folder is not None
-        draw = insecure_entropy(int(os.environ[SEED]), work.task.plan.round, int(folder.group(1)), "update")
+        run = int(os.environ[SEED]), work.task.plan.round, int(folder.group(1))
+        draw = insecure_entropy(*run, "update")
+        # A fragment that has no room for its values rounds them at random.
+        agent.training.cut = partial(cut, entropy=insecure_entropy(*run, "wire"))
         with patch.object(agent.training, "os", SimpleNamespace(urandom=draw)):
             return super().noisy_update(work)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpagent.privacy.mechanisms.registry import MECHANISMS
-from dpagent.protocol import fragments, messages, terms
+from dpagent.protocol import chunks, messages, terms
 from dpagent.protocol.topics import Topics
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -107,7 +107,7 @@ def test_protocol_page_states_the_sizes_that_receivers_accept() -> None:
     assert f"`parameters` (1 to {largest // 4:,})" in page
     assert f"`size` in bytes (1 to {largest:,})" in page
     assert f"| `index` | 0 to {messages.MAX_CHUNKS - 1:,} | which chunk: as many as {largest:,} bytes" in page
-    assert f"it\nholds {fragments.Assembler.FOREIGN_BYTES >> 20} MiB" in page
+    assert f"it\nholds {chunks.Assembler.FOREIGN_BYTES >> 20} MiB" in page
 
 
 def test_local_links_lead_somewhere() -> None:

@@ -20,12 +20,10 @@ from coordinator.reader import RoundRecord, StoreReader
 from coordinator.settings import load_fleet_settings
 from dpagent.errors import DpagentError
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.fragments import (
-    block_count,
-    read_block,
-)
+from dpagent.protocol.fragments import read_block
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Verifier
+from dpagent.protocol.sizes import block_count
 from dpagent.protocol.task import RoundTask
 
 SLOW = {"compute_slot_s": 30.0, "jitter_window_s": 60.0, "deadline_s": 600.0, "device_grid_s": 0.001}

@@ -23,6 +23,7 @@ import numpy as np
 from dpagent.errors import DataError, DpagentError
 from dpagent.learning.data.formats.images.format import ImageFormat
 from dpagent.learning.data.formats.images.unlabelled import PictureReader, picture_form
+from dpagent.learning.data.formats.tables.record import record_of
 from dpagent.learning.data.formats.tables.settings import TableForm
 from dpagent.learning.data.input_form import InputForm
 from dpagent.learning.data.inputs import Input, Target
@@ -125,7 +126,7 @@ class Requests:
                 f"Model {self._model.name!r} does not say what columns it takes; expected `inputs` as an "
                 f"array of shape {self._model.input_shape}, scaled as in training."
             )
-        return Input("inputs", None, form.record(columns).reshape(self._model.input_shape))
+        return Input("inputs", None, record_of(form, columns).reshape(self._model.input_shape))
 
     def _array(self, values: list[Any]) -> Input:
         array = _numbers(values)

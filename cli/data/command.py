@@ -52,7 +52,7 @@ def check(
 
     from cli.data.page import as_json, page
     from dpagent.learning.data.checking import examine
-    from dpagent.learning.data.opening import fitted, open_inferred
+    from dpagent.learning.data.opening import advice_on_shape, fitted, open_inferred
     from dpagent.learning.data.settings import DatasetSettings
     from dpagent.learning.fitting import check_fits
     from dpagent.learning.model_files import find_model
@@ -67,7 +67,7 @@ def check(
     misfit = None
     try:
         if spec is not None:
-            check_fits(dataset, spec)
+            check_fits(dataset, spec, advise=advice_on_shape)
     except DpagentError as error:
         misfit = str(error)
     findings = examine(dataset)

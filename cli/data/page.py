@@ -12,7 +12,7 @@ import yaml
 from cli.notation import plain
 from cli.tables import render_table
 from dpagent.learning.data.checking import Findings
-from dpagent.learning.data.dataset import MAX_RECORDS
+from dpagent.learning.data.declared import MAX_RECORDS
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.models.costs import features_mib
 from dpagent.learning.models.spec import ModelSpec

@@ -17,8 +17,10 @@ from dpagent.privacy.calibration import EPSILON_RANGE
 from dpagent.privacy.mechanisms.central import CentralMechanism
 from dpagent.privacy.mechanisms.device_noise import DEVICE_NOISE, DeviceNoise
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Query
+from dpagent.privacy.mechanisms.registry import mechanism_of
 from dpagent.privacy.methods import DEFAULT_METHOD, METHODS, method_named
-from dpagent.privacy.schedules import Schedule, ScheduleKind, kind_given_by
+from dpagent.privacy.ranges import ScheduleKind
+from dpagent.privacy.schedules import Schedule, kind_given_by
 from dpagent.settings import Settings
 from dpagent.wording import named
 
@@ -98,10 +100,10 @@ class PlanTarget:
         Raises:
             ParameterError: there is no such method, or no such noise, or it is not for sums.
         """
-        mechanism = method_named(self.method).mechanism(self.noise)
+        mechanism = mechanism_of(method_named(self.method), self.noise)
         if not issubclass(mechanism, CalibratedMechanism):
             expected = [
-                name for name, each in METHODS.items() if issubclass(each.mechanism(), CalibratedMechanism)
+                name for name, each in METHODS.items() if issubclass(mechanism_of(each), CalibratedMechanism)
             ]
             raise ParameterError(
                 f"method is {self.method}; expected {' or '.join(expected)}, which add noise to sums. "

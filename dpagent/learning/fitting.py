@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.models.built_ins import BUILT_IN
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.wording import counted, named
 
 
-def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
+def check_fits(
+    dataset: Dataset, spec: ModelSpec, *, advise: Callable[[str, tuple[int, ...]], str] = lambda *_: ""
+) -> None:
     """Raise :class:`DataError` unless ``spec`` can be trained or tested on ``dataset``.
 
     Looks at the public form only, never at a record.
+
+    Args:
+        dataset: the records.
+        spec: the model.
+        advise: how to have records of a format with a shape, for the sentence
+            (:func:`~dpagent.learning.data.opening.advice_on_shape`); by default nobody knows.
 
     >>> import numpy as np
     >>> from dpagent.learning.data.dataset import ArrayDataset
@@ -31,7 +38,7 @@ def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
     if dataset.shape != spec.input_shape:
         raise DataError(
             f"The records have shape {dataset.shape}; model {spec.name!r} expects {spec.input_shape}."
-            f" {_reshaping(dataset, spec)}"
+            f" {_reshaping(dataset, spec, advise)}"
         )
     if dataset.class_names and dataset.classes != spec.classes:
         raise DataError(
@@ -47,12 +54,11 @@ def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
         )
 
 
-def _reshaping(dataset: Dataset, spec: ModelSpec) -> str:
+def _reshaping(dataset: Dataset, spec: ModelSpec, advise: Callable[[str, tuple[int, ...]], str]) -> str:
     """How to read the same data as records of the shape that the model takes."""
     if math.prod(dataset.shape) == math.prod(spec.input_shape):
         return f"They have as many values: set {named('shape', list(spec.input_shape))}."
-    known = FORMATS.get(dataset.origin.kind)
-    if known is not None and (advice := known.advice_on_shape(spec.input_shape)):
+    if advice := advise(dataset.origin.kind, spec.input_shape):
         return f"{advice}, or choose another model."
     return "Resize the records or choose another model."
 

@@ -30,10 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, PlanError, require_between, require_count, require_positive
-from dpagent.privacy.accounting.accountant import AccountantName
 from dpagent.privacy.accounting.choice import accountant_name, accountant_named
 from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.events import ApproximateEvent, Event, GaussianEvent, SelfComposedEvent, poisson_sampled
+from dpagent.privacy.ranges import AccountantName
 from dpagent.privacy.schedules import MAX_ROUNDS, Schedule
 from dpagent.wording import counted
 

@@ -32,14 +32,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
+from dpagent.privacy.ranges import MAX_NORM, MIN_NORM
 
 COUNT_WEIGHT: Final = 0.2
 """w where the quantile is wanted: for half a percent more noise, it is known to 5σ records of a lot."""
-
-MIN_NORM: Final = 1e-9
-MAX_NORM: Final = 1e6
-"""Least and greatest clip norm that a plan may announce; a norm that follows a quantile stays in this range,
-which devices accept."""
 
 _SHARE_TOLERANCE: Final = 1e-9
 

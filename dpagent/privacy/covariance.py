@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count
+from dpagent.privacy.ranges import moments_dimension
 
 MAX_LOT: Final = 1 << 20
 FLOAT64_SLACK: Final = 2.0**-11
@@ -53,7 +54,7 @@ class SecondMoments:
     @property
     def dimension(self) -> int:
         """Coordinates of the sum: D(D+1)/2."""
-        return self.values * (self.values + 1) // 2
+        return moments_dimension(self.values)
 
     @property
     def radius(self) -> float:

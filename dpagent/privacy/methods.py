@@ -2,7 +2,8 @@
 
 A *method* is the operator's choice (``privacy.method`` in ``fleet.yaml``): a published way to train, as it is
 run here. Its noise comes from a *mechanism* (:mod:`dpagent.privacy.mechanisms.registry`), which a plan names
-too, and which alone determines the price. Each method has a page in ``docs/methods/``: what its paper says,
+too, and which alone determines the price. A method knows its mechanisms by name, so that a program can know
+methods without the mathematics. Each method has a page in ``docs/methods/``: what its paper says,
 what is wrong in it, what runs here, and what is guaranteed to whom.
 """
 
@@ -12,12 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from dpagent.errors import ParameterError
-from dpagent.privacy.mechanisms.central import CentralGaussian, CentralLaplace, CentralMechanism
-from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
-from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
-from dpagent.privacy.mechanisms.mechanism import Mechanism
-from dpagent.privacy.mechanisms.registry import calibrated_named
-from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRound
+from dpagent.privacy.statement import Trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +28,8 @@ class Method:
         device: what a device does before anything leaves it.
         sends: what the coordinator gets of it.
         learns: what the coordinator learns of one device.
+        trust: the party on which the guarantee of its default mechanism rests.
+        trains_locally: whether devices train without noise first, and clip and hide what comes of it.
         mechanisms: names of its mechanisms by the kind of noise, the default first.
         caps: kinds of noise caps that go with it, the default first.
         schedule: how its rounds share the budget where nothing else is asked for.
@@ -44,22 +42,19 @@ class Method:
     device: str
     sends: str
     learns: str
+    trust: Trust
+    trains_locally: bool
     mechanisms: dict[str, str]
     caps: tuple[str, ...]
     schedule: Literal["uniform", "incrementing"] = "uniform"
-
-    @property
-    def trains_locally(self) -> bool:
-        """Whether devices train without noise first, and clip and hide what comes of it."""
-        return issubclass(self.mechanism(), (TwoPointRound, CentralMechanism))
 
     @property
     def default_noise(self) -> str:
         """The kind of noise where none is asked for."""
         return next(iter(self.mechanisms))
 
-    def mechanism(self, noise: str | None = None) -> type[Mechanism]:
-        """The mechanism for a kind of noise, by default the method's own.
+    def mechanism_name(self, noise: str | None = None) -> str:
+        """The name of the mechanism for a kind of noise, by default the method's own.
 
         Raises:
             ParameterError: the method has no such noise.
@@ -70,16 +65,17 @@ class Method:
                 f"noise is {noise!r}; expected one of {', '.join(self.mechanisms)}, with which the method "
                 f"{self.name} runs."
             )
-        name = self.mechanisms[noise]
-        return TwoPointRound if name == TwoPointRound.name else calibrated_named(name)
+        return self.mechanisms[noise]
 
 
-_GAUSSIAN: Final = {"gaussian": DiscretisedGaussian.name}
+_GAUSSIAN: Final = {"gaussian": "discrete-gaussian"}
 _OF_A_NOISY_SUM: Final = (
     "clips the gradients of a random lot of its records, adds them up and adds noise",
     "noisy sums",
     "One noisy sum a round, in fragments that it cannot link unless it is the broker too: no record of the "
     "device changes the probability of anything it sees by more than ε and δ say.",
+    Trust.NONE,
+    False,
 )
 
 METHODS: Final[dict[str, Method]] = {
@@ -103,7 +99,7 @@ METHODS: Final[dict[str, Method]] = {
             "As dp-sgd; the early rounds get little of the budget and the last ones most, and no step is "
             "longer than the regulariser's pull.",
             *_OF_A_NOISY_SUM,
-            _GAUSSIAN | {"laplace": DiscretisedLaplace.name},
+            _GAUSSIAN | {"laplace": "discrete-laplace"},
             ("clamp", "none", "bounded", "published"),
             schedule="incrementing",
         ),
@@ -120,7 +116,9 @@ METHODS: Final[dict[str, Method]] = {
             "A few random bits a round, in fragments that it cannot link unless it is the broker too: no "
             "records of the device, whatever they are, change the probability of anything it sees by more "
             "than ε and δ say.",
-            {"two-point": TwoPointRound.name},
+            Trust.NONE,
+            True,
+            {"two-point": "two-point"},
             ("none",),
         ),
         Method(
@@ -137,7 +135,9 @@ METHODS: Final[dict[str, Method]] = {
             "All of its update, in fragments that it cannot link unless it is the broker too: ε and δ bound "
             "what everybody else learns from the models, and nothing bounds what the coordinator learns, "
             "unless devices add noise of their own: then the second ε does.",
-            {"gaussian": CentralGaussian.name, "laplace": CentralLaplace.name},
+            Trust.COORDINATOR,
+            True,
+            {"gaussian": "central-gaussian", "laplace": "central-laplace"},
             ("none",),
         ),
     )
@@ -153,7 +153,7 @@ def method_named(name: str) -> Method:
     Raises:
         ParameterError: there is none here.
 
-    >>> method_named("dp-sgd").mechanism().trust.value
+    >>> method_named("dp-sgd").trust.value
     'none'
     """
     if name not in METHODS:

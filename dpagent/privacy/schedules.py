@@ -44,19 +44,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, PlanError, require_between, require_count, require_positive
+from dpagent.privacy.ranges import MAX_SCHEDULE_STEP, ScheduleKind
 from dpagent.wording import counted
 
-ScheduleKind = Literal["uniform", "incrementing", "linear", "custom"]
-
 MAX_ROUNDS: Final = 1_000_000
-#: Greatest step of an incrementing schedule, as a fraction of the one that leaves round 1 nothing.
-MAX_STEP: Final = 0.99
 _BUDGET_RANGE: Final = (1e-12, 1e12)
 _WEIGHT_RATIO: Final = 1e6
 _NOTHING: Final = 1e-12  # of a total: a remainder below it is rounding
@@ -103,7 +100,7 @@ class Schedule:
             raise ParameterError(
                 f"schedule kind is {self.kind!r}; expected one of {', '.join(get_args(ScheduleKind))}."
             )
-        require_between("schedule step", self.step, 0.0, MAX_STEP)
+        require_between("schedule step", self.step, 0.0, MAX_SCHEDULE_STEP)
         require_between("schedule ratio", self.ratio, 1.0, 100.0)
         if not isinstance(self.weights, tuple):
             raise ParameterError(f"schedule weights are {self.weights!r}; expected a tuple of numbers.")
@@ -210,7 +207,9 @@ class Schedule:
         if self.kind == "incrementing":
             # d relative to the greatest that the rounds left allow, 2·left/(n(n−1))
             greatest = 2 * left / (rounds_left * (rounds_left - 1)) if rounds_left > 1 else math.inf
-            weights = _progression(min(self.increment(total, rounds) / greatest, MAX_STEP), rounds_left)
+            weights = _progression(
+                min(self.increment(total, rounds) / greatest, MAX_SCHEDULE_STEP), rounds_left
+            )
         else:
             weights = shares[over:]
         return np.asarray(left * (weights / weights.sum()))

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from dpagent.errors import require_between, require_count
 from dpagent.norm import Norm
-from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
+from dpagent.privacy.ranges import MAX_NORM, MIN_NORM
 
 COUNT_WEIGHT: Final = 0.5
 """w where the quantile is wanted."""

@@ -9,14 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-
-def packed_bytes(values: int, width: int) -> int:
-    """Bytes of a payload of so many values.
-
-    >>> packed_bytes(1_626, 1)
-    205
-    """
-    return 1 + -(-values * width // 8)
+from dpagent.protocol.sizes import packed_bytes
 
 
 def pack_bits(values: NDArray[np.int64], width: int) -> bytes:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -29,8 +30,6 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
-
-from dpagent.privacy.noise.entropy import Entropy
 
 MODULUS_BITS: Final = 2048
 SIGNATURE_BYTES: Final = MODULUS_BITS // 8
@@ -113,7 +112,7 @@ class Blinded:
     inverse: bytes
 
 
-def blind(key: PublicKey, message: bytes, *, entropy: Entropy = os.urandom) -> Blinded:
+def blind(key: PublicKey, message: bytes, *, entropy: Callable[[int], bytes] = os.urandom) -> Blinded:
     """Blind a message, which begins with :data:`PREFIX_BYTES` random bytes (RFC 9474, section 4.2).
 
     Raises:

@@ -12,10 +12,9 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from dpagent.protocol.fragments import block_count
 from dpagent.protocol.messages import Fragment, Plan
-from dpagent.protocol.task import values_of
 from dpagent.protocol.tokens import fragment_bytes, token_bytes
+from dpagent.protocol.update_size import blocks_of
 
 MAX_DUMMIES: Final = 4_096
 """A plan that cuts an update into more fragments gets none: it would cost the device traffic, and no budget.
@@ -25,7 +24,7 @@ Coordinators cut updates into no more."""
 def dummies_for(plan: Plan) -> Iterator[Fragment]:
     """A dummy for each block of an update, with a fresh random id and without zeros; none if there are more
     than :data:`MAX_DUMMIES`."""
-    blocks = block_count(values_of(plan), plan.wire.block)
+    blocks = blocks_of(plan)
     for position in range(blocks if blocks <= MAX_DUMMIES else 0):
         yield Fragment(plan.round, position, os.urandom(16), bytes(token_bytes(plan)) + Fragment.DUMMY)
 

@@ -13,13 +13,16 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dpagent.protocol.bit_packing import packed_bytes
-from dpagent.protocol.packing import least_payload_bytes
-from dpagent.protocol.report_packing import report_width
+from dpagent.protocol.sizes import (
+    Precision,
+    least_payload_bytes,
+    packed_bytes,
+    report_width,
+    update_width,
+    weights_bytes,
+)
 from dpagent.protocol.terms import Message, Name, NoisySumTerms, ReleaseTerms, ReportTerms, UpdateTerms
 from dpagent.protocol.topics import FleetName
-from dpagent.protocol.update_packing import update_width
-from dpagent.protocol.weights import Precision, weights_bytes
 
 VERSION: Final = 1
 """The first byte of every envelope."""

@@ -23,9 +23,10 @@ from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
 from dpagent.privacy.mechanisms.published import PublishedCap, PublishedLaplace
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.methods import Method
+from dpagent.privacy.schedules import Schedule
 from dpagent.privacy.statement import Trust
-from dpagent.protocol.fragments import block_count
 from dpagent.protocol.messages import Plan
+from dpagent.protocol.sizes import block_count
 from dpagent.protocol.terms import BoundedTerms, CapTerms, NoisySumTerms, PublishedTerms, SamplingTerms
 
 _DRAWN_BY: Final = {"bounded": TruncatedLaplace.name, "published": PublishedLaplace.name}
@@ -152,11 +153,12 @@ class NoisySum:
         cap, mechanism = self.terms.cap, self.mechanism
         if not (isinstance(cap, BoundedTerms) and isinstance(mechanism, TruncatedLaplace)):
             return
+        asked = cap.schedule
         job = BoundedJob(
             epsilon=cap.epsilon,
             delta=self.plan.delta,
             rounds=cap.rounds,
-            schedule=cap.schedule.schedule(),
+            schedule=Schedule(asked.kind, asked.step, asked.ratio, tuple(asked.weights)),
             cap=BoundedCap(cap.regularisation, cap.floor),
             expected_lot=self.sampling.expected_lot,
         )
@@ -270,13 +272,6 @@ def second_moments_of(plan: Plan, terms: NoisySumTerms) -> SecondMoments | None:
     if terms.projection is None or plan.round > 1:
         return None
     return SecondMoments(terms.projection.values, terms.projection.record_norm)
-
-
-def sum_dimension(plan: Plan, terms: NoisySumTerms) -> int:
-    """Coordinates of the sum, also for a device that cannot run the round."""
-    if (moments := second_moments_of(plan, terms)) is not None:
-        return moments.dimension
-    return plan.model.parameters + (terms.clipping.count_weight > 0)
 
 
 def _clipping_of(plan: Plan, terms: NoisySumTerms, spec: ModelSpec) -> Clipping:

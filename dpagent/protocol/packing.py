@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 from dpagent.norm import Norm
 from dpagent.privacy.mechanisms.wire import MAX_WIRE_VALUE
 from dpagent.privacy.noise.entropy import Entropy, uniform_words
+from dpagent.protocol.sizes import least_payload_bytes
 
 MAX_LEVEL: Final = 32
 _ESCAPE: Final = 255
@@ -70,11 +71,6 @@ def payload_bytes(block: int, bits: float) -> int:
     tables = 24 + block / 250
     wanted = block * min(bits, MOST_BITS) / 8 + tables + _SPREAD * 0.14 * math.sqrt(block)
     return max(1 + math.ceil(wanted), least_payload_bytes(block))
-
-
-def least_payload_bytes(block: int) -> int:
-    """The bytes into which any values of a fragment can be brought."""
-    return 1 + math.ceil(block / 4) + math.ceil(block / 256) + 48
 
 
 def highest_level(block: int, norm: Norm, size: float, tail: float) -> int:

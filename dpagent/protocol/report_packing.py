@@ -14,15 +14,7 @@ from numpy.typing import NDArray
 
 from dpagent.privacy.mechanisms.two_point import group_edges
 from dpagent.protocol.bit_packing import unpack_bits
-
-
-def report_width(dimension: int, coordinates: int) -> int:
-    """Bits of a report: ⌈log₂⌉ of the size of the largest group, and the drawn bit.
-
-    >>> [report_width(26_010, count) for count in (26_010, 13_000, 100)]
-    [1, 3, 10]
-    """
-    return (-(-dimension // coordinates) - 1).bit_length() + 1
+from dpagent.protocol.sizes import report_width
 
 
 def read_reports(

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from dpagent.errors import ParameterError, PlanError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.local_sgd import LocalSgd
-from dpagent.privacy.clipping import MAX_NORM
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.layer_ranges import LayerRange
 from dpagent.privacy.mechanisms.two_point import TwoPoint, TwoPointReport, group_edges
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRound, TwoPointRounds
 from dpagent.privacy.methods import Method
 from dpagent.privacy.noise.entropy import Entropy
+from dpagent.privacy.ranges import MAX_NORM
 from dpagent.protocol.local_training import require_local_training
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.terms import ReportTerms

@@ -21,7 +21,7 @@ from dpagent.learning.models.spec import ModelSpec
 from dpagent.privacy.methods import Method, method_named
 from dpagent.protocol.codec import MessageError, read_cbor
 from dpagent.protocol.messages import Plan
-from dpagent.protocol.noisy_sum import NoisySum, sum_dimension
+from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.own_noise import OwnNoise
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.terms import NoisySumTerms, ReportTerms, UpdateTerms
@@ -83,17 +83,6 @@ class RoundTask:
         plan = self.plan
         terms = {"release": self.release.pinned, "delta": plan.delta, "parameters": plan.model.parameters}
         return hashlib.sha256(cbor2.dumps(terms, canonical=True)).hexdigest()
-
-
-def values_of(plan: Plan) -> int:
-    """Values of an update, also for a device that cannot run the round."""
-    match plan.release:
-        case NoisySumTerms() as terms:
-            return sum_dimension(plan, terms)
-        case ReportTerms() as terms:
-            return terms.coordinates
-        case UpdateTerms(count_weight=weight):
-            return plan.model.parameters + (weight > 0)
 
 
 def _release_of(plan: Plan, spec: ModelSpec) -> Release:

@@ -10,11 +10,16 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
-from dpagent.privacy.mechanisms.layer_ranges import MAX_DIMENSION, MAX_RADIUS, MIN_RADIUS
-from dpagent.privacy.mechanisms.wire import MAX_STEP
-from dpagent.privacy.schedules import MAX_STEP as MAX_SCHEDULE_STEP
-from dpagent.privacy.schedules import Schedule, ScheduleKind
+from dpagent.privacy.ranges import (
+    MAX_DIMENSION,
+    MAX_NORM,
+    MAX_RADIUS,
+    MAX_SCHEDULE_STEP,
+    MAX_WIRE_STEP,
+    MIN_NORM,
+    MIN_RADIUS,
+    ScheduleKind,
+)
 
 MIN_EXPECTED_LOT = 1e-6
 """No noisy sum that is divided by so much leaves floating point: a device that failed then would tell, by its
@@ -123,14 +128,6 @@ class ScheduleTerms(Message):
     ratio: Annotated[float, Field(ge=1, le=100)]
     weights: Annotated[list[Annotated[float, Field(gt=0)]], Field(max_length=MAX_ROUNDS)]
 
-    def schedule(self) -> Schedule:
-        """The schedule that they describe.
-
-        Raises:
-            ParameterError: the weights are no weights of a schedule.
-        """
-        return Schedule(self.kind, self.step, self.ratio, tuple(self.weights))
-
 
 class BoundedTerms(Message):
     """The ``bounded`` noise cap: no noise exceeds the regulariser's pull on the weights as they are sent.
@@ -173,7 +170,7 @@ class NoisySumTerms(Message):
     projection: ProjectionTerms | None
     augmentation: AugmentationTerms | None
     cap: Annotated[CapTerms | BoundedTerms | PublishedTerms, Field(discriminator="kind")]
-    step: Annotated[int, Field(ge=1, le=MAX_STEP)]
+    step: Annotated[int, Field(ge=1, le=MAX_WIRE_STEP)]
     """Grid units to a unit of a value on the wire; odd."""
 
     @field_validator("step")

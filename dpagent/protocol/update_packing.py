@@ -12,15 +12,7 @@ from numpy.typing import NDArray
 
 from dpagent.norm import Norm
 from dpagent.protocol.bit_packing import pack_bits, unpack_bits
-
-
-def update_width(largest: int) -> int:
-    """Bits of a value of up to ``largest`` in magnitude.
-
-    >>> [update_width(largest) for largest in (1, 127, 16_466)]
-    [2, 8, 16]
-    """
-    return (2 * largest).bit_length()
+from dpagent.protocol.sizes import update_width
 
 
 def pack_update(values: NDArray[np.int64], largest: int) -> bytes:

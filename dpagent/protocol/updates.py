@@ -21,19 +21,20 @@ from numpy.typing import NDArray
 from dpagent.errors import PlanError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.local_sgd import LocalSgd
-from dpagent.privacy.clipping import MAX_NORM
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.central import CentralMechanism
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import Query
 from dpagent.privacy.methods import Method
 from dpagent.privacy.noise.entropy import Entropy
+from dpagent.privacy.ranges import MAX_NORM
 from dpagent.privacy.update_clipping import UpdateClipping
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.fragments import block_count, require_place
+from dpagent.protocol.fragments import require_place
 from dpagent.protocol.local_training import require_local_training
 from dpagent.protocol.messages import Fragment, Plan
 from dpagent.protocol.own_noise import OwnNoise, events_from
+from dpagent.protocol.sizes import block_count
 from dpagent.protocol.terms import UpdateTerms
 from dpagent.protocol.update_packing import read_update
 

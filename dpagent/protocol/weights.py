@@ -15,32 +15,22 @@ is not: a device declines such a model.
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-Precision: TypeAlias = Literal["int8", "float32"]
+from dpagent.protocol.sizes import WEIGHTS_OF_A_SCALE, Precision, block_count, weights_bytes
 
-_BLOCK: Final = 64
 _LARGEST: Final = 127
 _LARGEST_SCALE: Final = float(np.finfo(np.float16).max)
-
-
-def weights_bytes(parameters: int, precision: Precision) -> int:
-    """Bytes of so many weights.
-
-    >>> weights_bytes(26_010, "float32"), weights_bytes(26_010, "int8")
-    (104040, 26824)
-    """
-    return 4 * parameters if precision == "float32" else 2 * _blocks(parameters) + parameters
 
 
 def weights_to_bytes(weights: NDArray[np.float32], precision: Precision) -> bytes:
     """Weights, shape (parameters,), as they are sent."""
     if precision == "float32":
         return bytes(weights.astype("<f4", copy=False).tobytes())
-    blocks = np.zeros((_blocks(weights.size), _BLOCK), np.float32)
+    blocks = np.zeros((block_count(weights.size, WEIGHTS_OF_A_SCALE), WEIGHTS_OF_A_SCALE), np.float32)
     blocks.reshape(-1)[: weights.size] = weights
     scales = _scales(np.abs(blocks).max(axis=1))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -60,11 +50,11 @@ def weights_from_bytes(data: bytes, parameters: int, precision: Precision) -> ND
         raise ValueError(f"{len(data)} bytes are not {parameters} weights as {precision}")
     if precision == "float32":
         return np.frombuffer(data, "<f4").astype(np.float32)
-    blocks = _blocks(parameters)
+    blocks = block_count(parameters, WEIGHTS_OF_A_SCALE)
     scales = np.frombuffer(data, "<f2", blocks).astype(np.float32)
     steps = np.frombuffer(data, np.int8, offset=2 * blocks).astype(np.float32)
     with np.errstate(invalid="ignore"):
-        return np.asarray(steps * np.repeat(scales, _BLOCK)[:parameters])
+        return np.asarray(steps * np.repeat(scales, WEIGHTS_OF_A_SCALE)[:parameters])
 
 
 def weights_as_sent(weights: NDArray[np.float32], precision: Precision) -> NDArray[np.float32]:
@@ -81,7 +71,3 @@ def _scales(largest: NDArray[np.float32]) -> NDArray[np.float16]:
     scales[below] = np.nextafter(scales[below], np.float16(np.inf))
     scales[~np.isfinite(largest)] = np.nan
     return scales
-
-
-def _blocks(parameters: int) -> int:
-    return -(-parameters // _BLOCK)

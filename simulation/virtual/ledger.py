@@ -15,11 +15,13 @@ from typing import Final
 import numpy as np
 
 from agent.admission import admit
-from agent.charges import Budget, charge_of
+from agent.charges import Budget
 from agent.columns import account_name
 from agent.custody import begin_ledger
 from agent.heads import LedgerFiles, second_head_beside
 from agent.limit_settings import LimitSettings
+from agent.priced_charges import charge_of
+from agent.replay import replay
 from agent.rounds import RoundState
 from agent.state import AgentState
 from dpagent.clock import SystemClock
@@ -67,7 +69,7 @@ class VirtualLedger:
             return
         # Virtual rounds have no deadline: what it is compared with is as early as it.
         prices = admit(
-            task, self._nothing, self._state.ledger, self._name, self._limits, now=-plan.compute_slot_s
+            task, self._nothing, self._state.ledger.books, self._name, self._limits, now=-plan.compute_slot_s
         )
         now = SystemClock().unix()
         charged_at = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
@@ -87,7 +89,7 @@ def opened_ledger(settings: VirtualSettings, state_dir: Path) -> Iterator[Virtua
     budgets = _budgets(settings)
     if not files.second_head.exists():
         begin_ledger(files, budgets)
-    with closing(AgentState(files, budgets)) as state:
+    with closing(AgentState(files, budgets, check=replay)) as state:
         yield VirtualLedger(settings, state)
 
 

@@ -27,8 +27,9 @@ from devices import KEY, started_trainer
 from fleets import DIGITS, update_plan, write_agent
 
 from agent.admission import admit
-from agent.charges import charge_of
 from agent.custody import back_up
+from agent.priced_charges import charge_of
+from agent.replay import replay
 from agent.rounds import RoundState
 from agent.settings import AgentSettings, load_agent_settings
 from agent.spool import SpooledFragment
@@ -56,7 +57,7 @@ def spooled_update(settings: AgentSettings, state: AgentState) -> tuple[list[Spo
     """The fragments of a round, and their payloads."""
     trainer, task = started_trainer(settings), RoundTask.of(PLAN)
     name, job = settings.data.name, PLAN.job.hex()
-    (price,) = admit(task, trainer.records.dataset, state.ledger, name, settings.limits, now=0.0)
+    (price,) = admit(task, trainer.records.dataset, state.ledger.books, name, settings.limits, now=0.0)
     state.offer(job, PLAN.round, bytes(32), 0.0)
     state.charge([charge_of(task, price, charged_at="2026-11-20T00:00:00+00:00")], 0.0)
     values = trainer.noisy_update(trainer.prepare(task, {}, DIGITS.initial_weights(0))).values
@@ -79,7 +80,7 @@ def pieces_in(file: Path, payloads: list[bytes]) -> int:
 
 def test_a_backup_holds_nothing_of_what_a_device_sends(settings: AgentSettings, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
-    with closing(AgentState(settings.ledger_files, settings.lifetime_budgets)) as state:
+    with closing(AgentState(settings.ledger_files, settings.lifetime_budgets, check=replay)) as state:
         spooled, payloads = spooled_update(settings, state)
         digests = [fragment.digest for fragment in spooled]
         half = len(digests) // 2
@@ -97,11 +98,11 @@ def test_a_backup_holds_nothing_of_what_a_device_sends(settings: AgentSettings, 
 def test_a_device_that_goes_on_with_a_backup_gives_up_what_was_spooled(
     settings: AgentSettings, tmp_path: Path
 ) -> None:
-    with closing(AgentState(settings.ledger_files, settings.lifetime_budgets)) as state:
+    with closing(AgentState(settings.ledger_files, settings.lifetime_budgets, check=replay)) as state:
         spooled_update(settings, state)
         back_up(settings.state_dir, tmp_path / "copy.db")
     settings.ledger_files.database.write_bytes((tmp_path / "copy.db").read_bytes())
-    with closing(AgentState(settings.ledger_files, settings.lifetime_budgets)) as state:
+    with closing(AgentState(settings.ledger_files, settings.lifetime_budgets, check=replay)) as state:
         known = state.round(PLAN.job.hex(), PLAN.round)
         assert known is not None
         assert known.state is RoundState.EXPIRED

@@ -32,7 +32,7 @@ from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.engine_choice import Bench
 from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.learning.training.onnx_graph.signature import graph_digest
-from dpagent.protocol.fragments import content_digest
+from dpagent.protocol.chunks import content_digest
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.weights import weights_to_bytes
 

@@ -31,7 +31,7 @@ from timing_broker import TimingBroker
 
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
-from dpagent.protocol.fragments import chunked
+from dpagent.protocol.chunks import chunked
 from dpagent.protocol.messages import Receipts
 from dpagent.protocol.sealing import Opener, new_sealing_secret
 from dpagent.protocol.signing import Signer, new_signing_secret

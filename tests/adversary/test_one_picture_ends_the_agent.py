@@ -28,8 +28,8 @@ from pictures import damaged_inside, encoded, folder_of, noise, write, zip_of
 
 from agent.data_settings import DataSettings
 from agent.records import Records
-from dpagent.protocol.fragments import block_count
 from dpagent.protocol.sealing import Opener, new_sealing_secret
+from dpagent.protocol.sizes import block_count
 from dpagent.protocol.weights import weights_to_bytes
 
 SECTION: dict[str, Any] = {"size": [8, 8], "mode": "rgb", "folder": "."}

@@ -18,7 +18,7 @@ from pathlib import Path
 from devices import open_device
 from fleets import make_plan
 
-from dpagent.protocol.fragments import Assembler
+from dpagent.protocol.chunks import Assembler
 from dpagent.protocol.messages import MAX_WHOLE_BYTES, MODEL_CHUNK_BYTES, ModelChunk
 
 CHUNKS = 2_500

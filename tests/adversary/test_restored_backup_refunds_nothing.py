@@ -36,9 +36,9 @@ from observers import Announcer, in_an_hour
 from agent.charges import Budget
 from agent.custody import begin_ledger
 from dpagent.errors import ExitCode
-from dpagent.protocol.fragments import block_count
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.sealing import Opener, new_sealing_secret
+from dpagent.protocol.sizes import block_count
 from dpagent.protocol.weights import weights_to_bytes
 
 pytestmark = pytest.mark.heavy

@@ -32,7 +32,7 @@ from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.models.description import from_description
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.privacy.mechanisms.registry import MECHANISMS
-from dpagent.protocol.fragments import content_digest
+from dpagent.protocol.chunks import content_digest
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.weights import weights_to_bytes

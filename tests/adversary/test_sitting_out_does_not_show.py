@@ -128,13 +128,13 @@ def times_of(
         device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
         device.worker.longest_s = longest_s
         device.give()
-        admit = device.cycle._admit
+        admit = device.cycle._questions.price
 
         def slow_to_decide(*arguments: Any) -> Any:
             device.clock.advance(deciding_s)
             return admit(*arguments)
 
-        device.cycle._admit = slow_to_decide  # type: ignore[method-assign]
+        device.cycle._questions.price = slow_to_decide  # type: ignore[method-assign]
         began_at, found = device.clock.monotonic(), []
         for number in range(1, rounds + 1):
             # Plans come at various times between two points of the grid.

@@ -136,7 +136,7 @@ def test_a_device_declines_a_slow_plan_by_little_work(tmp_path: Path, cells: lis
     task = make_task(**noise | {"mechanism": noise["mechanism"] | {"parameters": {"resolution": 65_536}}})
     state = open_state(tmp_path / "state")
     with pytest.raises(Declined, match=r"would bring ε to 214"):
-        admit(task, records(20), state.ledger, DATASET, LIMITS, now=0.0)
+        admit(task, records(20), state.ledger.books, DATASET, LIMITS, now=0.0)
     state.close()
     assert 0 < sum(cells) <= MOST_CELLS
 
@@ -151,8 +151,8 @@ class Slow:
 
     def __init__(self, device: Device, *, is_replaced: bool) -> None:
         self._device, self._is_replaced = device, is_replaced
-        self._admit, self._prepare = device.cycle._admit, device.worker.prepare
-        device.cycle._admit, device.worker.prepare = self.admit, self.prepare  # type: ignore[method-assign]
+        self._admit, self._prepare = device.cycle._questions.price, device.worker.prepare
+        device.cycle._questions.price, device.worker.prepare = self.admit, self.prepare  # type: ignore[method-assign]
         self._unanswered: list[Future[Any]] = []
         self._plans = 0
         self.began_at: list[float] = []

@@ -15,9 +15,10 @@ from ledgers import DATASET, LIMITS, charge_and_spool, charge_for, open_state
 from planted import plant
 
 from agent.admission import admit
-from agent.charges import Budget, Price
+from agent.charges import Budget
 from agent.declined import Declined
 from agent.limits import BeyondLimitError
+from agent.priced_charges import Price
 from agent.state import AgentState
 from dpagent.errors import ParameterError, PlanError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
@@ -68,7 +69,7 @@ def states(path: Path) -> Iterator[Any]:
 
 
 def accepted(state: AgentState, plan: Plan, dataset: str = DATASET, now: float = 0.0) -> Price:
-    (price,) = admit(RoundTask.of(plan), DATA, state.ledger, dataset, LIMITS, now=now)
+    (price,) = admit(RoundTask.of(plan), DATA, state.ledger.books, dataset, LIMITS, now=now)
     return price
 
 
@@ -76,7 +77,7 @@ def declined(
     state: AgentState, plan: Plan, data: Dataset = DATA, dataset: str = DATASET, now: float = 0.0
 ) -> str:
     with pytest.raises((Declined, PlanError)) as caught:
-        admit(RoundTask.of(plan), data, state.ledger, dataset, LIMITS, now=now)
+        admit(RoundTask.of(plan), data, state.ledger.books, dataset, LIMITS, now=now)
     return str(caught.value)
 
 
@@ -140,7 +141,7 @@ def test_data_of_another_shape_and_labels_beyond_the_model_are_declined(states: 
 
 def test_the_number_of_records_is_not_looked_at(states: Any) -> None:
     state = states(50.0)
-    (price,) = admit(make_task(), records(1), state.ledger, DATASET, LIMITS, now=0.0)
+    (price,) = admit(make_task(), records(1), state.ledger.books, DATASET, LIMITS, now=0.0)
     assert price == accepted(state, make_plan())
 
 
@@ -290,9 +291,9 @@ def test_a_job_that_has_begun_ends_where_the_owner_lowers_the_limit_on_its_price
     at_it, below = (
         LIMITS.model_copy(update={"maximum_job_epsilon": WHOLE * factor}) for factor in (1.001, 0.999)
     )
-    admit(task, DATA, state.ledger, DATASET, at_it, now=0.0)
+    admit(task, DATA, state.ledger.books, DATASET, at_it, now=0.0)
     with pytest.raises(BeyondLimitError, match=r"the job's ε is .*limits\.maximum_job_epsilon"):
-        admit(task, DATA, state.ledger, DATASET, below, now=0.0)
+        admit(task, DATA, state.ledger.books, DATASET, below, now=0.0)
 
 
 def test_a_restart_does_not_refill_a_budget(states: Any) -> None:
@@ -395,11 +396,11 @@ def test_a_ledger_that_is_full_takes_no_more_charges(states: Any) -> None:
         take_part(state, make_plan(round=number, **free))
     task = make_task(job=b"n" * 16, **free)
     room = LIMITS.model_copy(update={"maximum_charges": 5})
-    (price,) = admit(task, DATA, state.ledger, DATASET, room, now=0.0)
+    (price,) = admit(task, DATA, state.ledger.books, DATASET, room, now=0.0)
     assert price.job_epsilon < 1e-6
     full = LIMITS.model_copy(update={"maximum_charges": 4})
     with pytest.raises(BeyondLimitError, match=r"is 5; this device accepts at most 4 .*maximum_charges"):
-        admit(task, DATA, state.ledger, DATASET, full, now=0.0)
+        admit(task, DATA, state.ledger.books, DATASET, full, now=0.0)
 
 
 def test_a_method_that_this_device_takes_no_part_in_is_declined(states: Any) -> None:
@@ -407,18 +408,18 @@ def test_a_method_that_this_device_takes_no_part_in_is_declined(states: Any) -> 
     with pytest.raises(
         BeyondLimitError, match=r"the method is dp-sgd.* accepts incrementing .*limits\.methods"
     ):
-        admit(make_task(), DATA, states(50.0).ledger, DATASET, limits, now=0.0)
-    admit(make_task(method="incrementing"), DATA, states(50.0).ledger, DATASET, limits, now=0.0)
+        admit(make_task(), DATA, states(50.0).ledger.books, DATASET, limits, now=0.0)
+    admit(make_task(method="incrementing"), DATA, states(50.0).ledger.books, DATASET, limits, now=0.0)
 
 
 def test_a_party_that_this_device_does_not_trust_is_declined(states: Any) -> None:
     task, state = RoundTask.of(update_plan()), states(50.0)
     limits = LIMITS.model_copy(update={"methods": ("central",)})
     with pytest.raises(BeyondLimitError, match=r"coordinator; this device accepts none .limits\.trust"):
-        admit(task, DATA, state.ledger, DATASET, limits, now=0.0)
+        admit(task, DATA, state.ledger.books, DATASET, limits, now=0.0)
     trusting = limits.model_copy(update={"trust": (Trust.NONE, Trust.COORDINATOR)})
     with pytest.raises(Declined, match=r"no lifetime budget for 'digits@coordinator'.*budget\.coordinator"):
-        admit(task, DATA, state.ledger, DATASET, trusting, now=0.0)
+        admit(task, DATA, state.ledger.books, DATASET, trusting, now=0.0)
 
 
 def test_an_unknown_method_and_a_mechanism_of_another_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,7 +444,7 @@ def test_a_guarantee_of_another_kind_is_declined(
     limits = LIMITS.model_copy(update={"trust": tuple(Trust)})
     task, ledger = make_task(mechanism={"name": "other-guarantee"}), states(50.0).ledger
     with pytest.raises(Declined, match="other-guarantee") as caught:
-        admit(task, DATA, ledger, DATASET, limits, now=0.0)
+        admit(task, DATA, ledger.books, DATASET, limits, now=0.0)
     assert value.meaning in str(caught.value)
 
 

@@ -13,7 +13,7 @@ from fleets import DIGITS, make_plan, write_agent
 
 from agent.daemon import Agent
 from agent.settings import load_agent_settings
-from dpagent.protocol.fragments import chunked, content_digest
+from dpagent.protocol.chunks import chunked, content_digest
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.weights import weights_to_bytes

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from agent.admission import admit
 from agent.audit import audit, verify
-from agent.charges import Budget, Charge, charge_of
+from agent.charges import Budget, Charge
 from agent.declined import Declined
 from agent.noisy_sums import noisy_gradients
+from agent.priced_charges import charge_of, event_of, rebuilt
 from agent.state import AgentState
 from coordinator.planning import Planner, new_job
 from coordinator.settings import FleetSettings, load_fleet_settings
@@ -87,7 +88,7 @@ def take(state: AgentState, task: RoundTask, weights: NDArray[np.float32] | None
     """
     if weights is not None:
         task.release.require_derived(weights)
-    (price,) = admit(task, DATA, state.ledger, DATASET, LIMITS, now=0.0)
+    (price,) = admit(task, DATA, state.ledger.books, DATASET, LIMITS, now=0.0)
     charge = charge_of(task, price, charged_at="2026-11-23T00:00:00+00:00")
     charge_and_spool(state, charge, [])
     return charge
@@ -121,7 +122,7 @@ def test_a_job_is_charged_what_its_rounds_are_and_the_rest_goes_over_the_rounds_
             assert isinstance(task.release.mechanism, TruncatedLaplace)
             bound = LOT * max(float(np.abs(coordinator.weights(scale)).max()), 1e-6)
             assert task.release.mechanism.cap <= bound
-    costs = [composed(charge.event).epsilon for charge in charges]
+    costs = [composed(event_of(charge)).epsilon for charge in charges]
     assert 0.999 * EPSILON < math.fsum(costs) <= EPSILON
     planned = EPSILON * fleet(tmp_path / "again").privacy.spending.shares(ROUNDS)
     # The tight cap costs more than its share; the rounds after it get less, and still rise.
@@ -132,7 +133,9 @@ def test_a_job_is_charged_what_its_rounds_are_and_the_rest_goes_over_the_rounds_
     assert {charge.job_epsilon for charge in charges} == {EPSILON}
     found = audit(tmp_path / "device")
     assert [charge.accountant for charge in found.charges] == ["basic"] * ROUNDS
-    assert [charge.rebuilt() for charge in found.charges] == [charge.rebuilt() for charge in charges]
+    assert [rebuilt(charge.charged) for charge in found.charges] == [
+        rebuilt(charge.charged) for charge in charges
+    ]
 
 
 def test_noise_stays_within_the_cap(tmp_path: Path) -> None:
@@ -179,7 +182,7 @@ def test_wide_and_tight_caps_in_any_order_spend_no_more_than_the_reservation(
             try:
                 # It states that nothing is spent, and gets the noise of a whole job for each round.
                 task = coordinator.task(number, scale, spent=0.0)
-                charged.append(composed(take(state, task, coordinator.weights(scale)).event))
+                charged.append(composed(event_of(take(state, task, coordinator.weights(scale)))))
             except DpagentError:
                 continue
         reserved = state.ledger.accounts.reserved(DATASET)

@@ -11,20 +11,13 @@ from fleets import make_plan, make_task, records, terms
 from ledgers import BUDGET, DATASET, charge_and_spool, charge_for, open_state
 from pydantic import TypeAdapter, ValidationError
 
-from agent.charges import (
-    Budget,
-    BudgetChange,
-    Charge,
-    Price,
-    SumCharge,
-    charge_of,
-    ledger_statement,
-)
+from agent.charges import Budget, BudgetChange, Charge, SumCharge
 from agent.columns import SCOPES
+from agent.priced_charges import Price, charge_of, empty_account, event_of, ledger_statement, rebuilt
 from agent.replay import replay
 from dpagent.errors import LedgerError, ParameterError
-from dpagent.privacy.accounting.accountant import AccountantName
 from dpagent.privacy.mechanisms.mechanism import JOB_ASSUMPTIONS
+from dpagent.privacy.ranges import AccountantName
 from dpagent.privacy.statement import Trust
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
@@ -49,8 +42,8 @@ def charge(**changes: Any) -> Charge:
 def test_a_charge_rebuilds_the_mechanism_of_its_round(number: int) -> None:
     task = make_task(**terms(rate=0.125, local_steps=3), round=number)
     made = made_of(task)
-    assert made.rebuilt() == task.release.mechanism
-    assert made.event == task.release.events[0]
+    assert rebuilt(made.charged) == task.release.mechanism
+    assert event_of(made) == task.release.events[0]
     assert (made.round, made.job, made.schedule) == (number, task.plan.job.hex(), task.schedule_digest)
 
 
@@ -65,11 +58,11 @@ def test_a_charge_comes_through_json_and_takes_nothing_else() -> None:
 def test_the_account_is_of_the_kind_and_on_the_grid_that_the_charge_names() -> None:
     for name in get_args(AccountantName):
         grid = 1e-3 if name == "pld" else None
-        account = charge(accountant=name, loss_grid=grid).empty_account()
+        account = empty_account(charge(accountant=name, loss_grid=grid))
         assert (account.name, account.events) == (name, ())
         assert getattr(account, "grid", None) == grid
     with pytest.raises(ParameterError, match="grid"):
-        charge(accountant="rdp", loss_grid=1e-3).empty_account()
+        empty_account(charge(accountant="rdp", loss_grid=1e-3))
 
 
 def test_a_ledger_states_the_sum_of_its_jobs_and_each_mechanism_once() -> None:

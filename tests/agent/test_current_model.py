@@ -15,6 +15,7 @@ from commands import dpagent
 from daemons import agent_thread
 from exported_models import linear
 from fleets import DIGITS, agent_values, make_plan, write_agent
+from kept_models import kept_here
 from lone_agents import charges, plan_for
 from observers import Announcer
 
@@ -25,10 +26,11 @@ from dpagent.errors import DpagentError, ExitCode
 from dpagent.learning.inference.export.model import export_onnx
 from dpagent.learning.inference.model_bytes import weights_of, with_metadata
 from dpagent.learning.inference.prediction.exported_model import ExportedModel
-from dpagent.protocol.fragments import chunked, content_digest
+from dpagent.protocol.chunks import chunked, content_digest
 from dpagent.protocol.messages import AssetTerms, Plan
 from dpagent.protocol.signing import Signer
-from dpagent.protocol.weights import Precision, weights_from_bytes, weights_to_bytes
+from dpagent.protocol.sizes import Precision
+from dpagent.protocol.weights import weights_from_bytes, weights_to_bytes
 
 CLOCK = MovableClock()
 SIGNER = Signer(bytes(range(32)), "testers")
@@ -152,6 +154,7 @@ def test_the_model_before_stays_whole_and_is_written_once_where_the_disk_has_lin
     latest: LatestModel, monkeypatch: pytest.MonkeyPatch, has_links: bool
 ) -> None:
     if not has_links:
+        kept_here(monkeypatch)
         monkeypatch.setattr(os, "link", _no_links)
     for seed in (1, 2, 3):
         before = latest.file.stat().st_ino if latest.file.exists() else 0
@@ -220,10 +223,10 @@ def test_a_file_that_cannot_be_filled_in_ends_nothing(
     plan = plan_for(fleet, **terms(sent(5), export=b"rubbish"))
     announce(announcer, plan, sent(5), b"rubbish")
     with agent_thread(file) as agent:
-        wait_until(lambda: "the model of round 2 cannot be kept" in caplog.text, "a word on it")
+        wait_until(lambda: "the latest model is not kept" in caplog.text, "a word on it")
         wait_until(lambda: charges(file), "the charge")
         announcer.announce(plan_for(fleet, **terms(sent(5), 3) | {"assets": []}))
         wait_until(lambda: "current_models" in caplog.text, "a word on the coordinator's configuration")
         assert agent.is_running
     assert not load_agent_settings(file).model_file.exists()
-    assert caplog.text.count("cannot be kept") == 1
+    assert caplog.text.count("is not kept") == 1

@@ -29,6 +29,7 @@ from agent.audit import audit, verify
 from agent.charges import Budget
 from agent.custody import back_up, begin_ledger, put_back, raise_budget
 from agent.heads import read_head
+from agent.replay import replay
 from agent.state import AgentState
 from dpagent.errors import ExitCode, LedgerError, StateInUseError, UsageError
 
@@ -70,7 +71,7 @@ def test_an_agent_without_a_ledger_begins_none(path: Path, has_second_head: bool
         open_state(path).close()
         shutil.rmtree(path)
     with pytest.raises(LedgerError, match="holds no ledger") as caught:
-        AgentState(files, {DATASET: BUDGET})
+        AgentState(files, {DATASET: BUDGET}, check=replay)
     assert ("budget init" in str(caught.value)) is not has_second_head
     assert "budget restored" in str(caught.value)
     assert not path.exists()
@@ -89,7 +90,7 @@ def test_a_raise_is_an_entry_and_needs_to_be_one(path: Path) -> None:
         with pytest.raises(LedgerError, match="nothing to raise"):
             raise_budget(files, {DATASET: budget})
     assert verify(path).entries == 3
-    AgentState(files, {DATASET: Budget(60.0, BUDGET.delta)}).close()
+    AgentState(files, {DATASET: Budget(60.0, BUDGET.delta)}, check=replay).close()
 
 
 def test_no_budget_is_raised_in_an_older_copy_or_without_a_ledger(path: Path, older: Path) -> None:

@@ -22,6 +22,7 @@ from agent import decoding, effort
 from agent.bounded_decoding import Outcome
 from agent.decoding import Order, bring_up_to_date
 from agent.records import Records, decode_at_once
+from agent.row_files import COUNTS_AFTER_S
 from agent.rows import RowStore
 from dpagent.errors import ConfigurationError, DataError
 
@@ -485,7 +486,7 @@ def test_a_look_counts_when_it_is_taken_and_one_that_is_cut_short_leaves_nothing
 def test_a_look_beside_training_on_one_core_is_done_when_it_counts_and_training_keeps_its_slots() -> None:
     """A step of niceness is a factor of 1.25 (sched(7))."""
     share = 1 / (1 + 1.25**decoding.NICENESS)
-    assert decoding.LOOK_S / share < decoding.COUNTS_AFTER_S
+    assert decoding.LOOK_S / share < COUNTS_AFTER_S
     assert 1 / (1 - share) < effort._SPARE
 
 

@@ -22,8 +22,9 @@ from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.notation import upwards
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.protocol.chunks import content_digest
 from dpagent.protocol.codec import decode
-from dpagent.protocol.fragments import content_digest, read_block
+from dpagent.protocol.fragments import read_block
 from dpagent.protocol.messages import Fragment, Receipts
 from dpagent.protocol.receipts import receipt_digest
 from dpagent.protocol.task import RoundTask

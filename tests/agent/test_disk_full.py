@@ -24,8 +24,9 @@ from agent.audit import verify
 from agent.charges import Charge
 from agent.custody import begin_ledger
 from agent.heads import LedgerFiles
-from agent.ledger_room import FRAGMENT_BYTES, LedgerRoom
-from agent.limit_settings import LimitSettings
+from agent.ledger_room import LedgerRoom
+from agent.limit_settings import FRAGMENT_BYTES, LimitSettings
+from agent.replay import replay
 from agent.rounds import RoundState
 from agent.spool import SpooledFragment
 from agent.state import AgentState
@@ -64,7 +65,7 @@ class Device:
             file.write_bytes(content)
 
     def opened(self) -> AgentState:
-        return AgentState(self.files, {DATASET: BUDGET})
+        return AgentState(self.files, {DATASET: BUDGET}, check=replay)
 
     def steps(self, state: AgentState) -> Iterator[tuple[str, Callable[[], object]]]:
         """The writes of a round, in order."""
@@ -223,7 +224,7 @@ def no_disk_is_asked_for_room_once_it_is_taken(root: Path) -> None:
     files = LedgerFiles(root / "state", root / "state.head")
     room = LedgerRoom.of(FULL_LIMITS, has_tokens=True)
     begin_ledger(files, {DATASET: BUDGET})
-    state = AgentState(files, {DATASET: BUDGET}, room)
+    state = AgentState(files, {DATASET: BUDGET}, room, check=replay)
     state.save_heads()
     fill(root)
     _sit_out_as_often_as_is_remembered(state)
@@ -231,7 +232,7 @@ def no_disk_is_asked_for_room_once_it_is_taken(root: Path) -> None:
         assert count * (length + FRAGMENT_BYTES) <= FULL_LIMITS.maximum_update_mib << 20
         _take_part_in_a_job(state, bytes([job]) * 16, length, count)
     _kill(state)
-    again = AgentState(files, {DATASET: BUDGET}, room)
+    again = AgentState(files, {DATASET: BUDGET}, room, check=replay)
     _take_part_in_a_job(again, b"a" * 16, *LARGEST[2])
     again.close()
     assert verify(files.state_dir, files.second_head).charges == 3 * (len(LARGEST) + 1)
@@ -308,12 +309,12 @@ def test_no_disk_is_asked_for_room_once_it_is_taken(tmp_path: Path) -> None:
 def test_room_that_a_power_cut_left_half_taken_is_taken_whole(tmp_path: Path) -> None:
     files, room = LedgerFiles(tmp_path / "state", tmp_path / "head"), LedgerRoom(3 << 20, 2 << 20)
     begin_ledger(files, {DATASET: BUDGET})
-    state = AgentState(files, {DATASET: BUDGET})
+    state = AgentState(files, {DATASET: BUDGET}, check=replay)
     state.connection.execute("CREATE TABLE room (filler BLOB NOT NULL) STRICT")
     state.connection.execute("INSERT INTO room VALUES (zeroblob(1048576))")
     state.close()
     for _ in range(2):
-        state = AgentState(files, {DATASET: BUDGET}, room)
+        state = AgentState(files, {DATASET: BUDGET}, room, check=replay)
         free = int(state.connection.execute("PRAGMA freelist_count").fetchone()[0])
         log = Path(f"{files.database}-wal").stat()
         assert free * 1_024 > room.database_bytes - (200 << 10)

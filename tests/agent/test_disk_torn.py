@@ -20,6 +20,7 @@ from ledgers import BUDGET, DATA, DATASET, charge_and_spool, charge_for, charge_
 from agent.audit import verify
 from agent.custody import begin_ledger
 from agent.heads import read_second_head
+from agent.replay import replay
 from agent.state import AgentState
 from dpagent.errors import ExitCode, LedgerError
 
@@ -59,7 +60,7 @@ in_every_file = pytest.mark.parametrize(
 def live(path: Path, tmp_path: Path) -> Iterator[Path]:
     """Copies of a device's directory: with the log of a device that was killed, and without one."""
     begin_ledger(files_of(path), {DATASET: BUDGET})
-    state = AgentState(files_of(path), {DATASET: BUDGET})
+    state = AgentState(files_of(path), {DATASET: BUDGET}, check=replay)
     charge_rounds(state, 1, 2)
     state.mark_sent(dict.fromkeys(state.spool.pending(), 9.0), 1.0)
     shutil.copytree(path, tmp_path / "killed")
@@ -110,7 +111,7 @@ def goes_on_or_refuses(path: Path, live: Path, file: Path, content: bytes) -> No
     second = read_second_head(files_of(path).second_head)
     assert second is not None
     try:
-        state = AgentState(files_of(path), {DATASET: BUDGET})
+        state = AgentState(files_of(path), {DATASET: BUDGET}, check=replay)
         try:
             assert second.is_reached_by(state.ledger.digests)
             for job in (b"j" * 16, b"k" * 16):
@@ -135,7 +136,7 @@ def test_a_value_that_its_table_does_not_allow_is_found_at_the_start(path: Path,
         connection.execute("PRAGMA ignore_check_constraints=ON")
         connection.execute("UPDATE rounds SET state = 'publisheD' WHERE round = 2")
     with pytest.raises(LedgerError, match="CHECK constraint failed in rounds") as caught:
-        AgentState(files_of(path), {DATASET: BUDGET})
+        AgentState(files_of(path), {DATASET: BUDGET}, check=replay)
     assert caught.value.exit_code == ExitCode.LEDGER
 
 
@@ -144,5 +145,5 @@ def test_a_message_without_its_fragment_is_found_at_the_start(path: Path, live: 
     with closing(sqlite3.connect(path / "ledger.db", isolation_level=None)) as connection:
         assert connection.execute("DELETE FROM fragments").rowcount > 0
     with pytest.raises(LedgerError, match="a row of messages refers to one of fragments") as caught:
-        AgentState(files_of(path), {DATASET: BUDGET})
+        AgentState(files_of(path), {DATASET: BUDGET}, check=replay)
     assert caught.value.exit_code == ExitCode.LEDGER

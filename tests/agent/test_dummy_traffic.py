@@ -400,12 +400,16 @@ def begins_after(
     priced: set[bytes] = set()
     with open_device(directory, limits=ON["limits"] | limits) as device:
         device.give()
-        admit, at_once, publisher = device.cycle._admit, device.worker.prepare, device.cycle._publisher
+        admit, at_once, publisher = (
+            device.cycle._questions.price,
+            device.worker.prepare,
+            device.cycle._publisher,
+        )
         unanswered: list[tuple[float, Future[Prepared], Future[Prepared]]] = []
 
         def slow_admit(plan: Plan, model: Any) -> Any:
             answer = admit(plan, model)
-            if plan.job not in priced:
+            if answer.result().why_not is None and plan.job not in priced:
                 priced.add(plan.job)
                 device.clock.compute(PRICE_S)
             return answer
@@ -426,7 +430,7 @@ def begins_after(
                         future.set_result(Prepared(answer.result().longest_s, trial_s))
                 device.cycle.advance()
 
-        device.cycle._admit, device.worker.prepare = slow_admit, slow_prepare  # type: ignore[method-assign]
+        device.cycle._questions.price, device.worker.prepare = slow_admit, slow_prepare  # type: ignore[method-assign]
         publisher._epoch = device.clock.monotonic() - grid * PERIOD_S
         began_at, plan = device.clock.monotonic(), NEXT.model_copy(update={"job": JOB})
         device.take_plan(plan)

@@ -15,8 +15,8 @@ from agent.effort import Effort, _seconds
 from agent.noisy_sums import MOMENTS_AT_ONCE, clipped_sum, sum_of_moments
 from dpagent.errors import ParameterError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Indices, to_float32
+from dpagent.learning.data.declared import DType
 from dpagent.learning.data.derived import Unfailing
-from dpagent.learning.data.format import DType
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.models.description import from_description
 from dpagent.learning.training.engine import ClippedSum

@@ -27,7 +27,7 @@ from agent.governor_settings import GovernorSettings
 from agent.latest_model import LatestModel
 from agent.sensors import Sensors
 from agent.settings import AgentSettings
-from dpagent.protocol.fragments import content_digest
+from dpagent.protocol.chunks import content_digest
 from dpagent.protocol.messages import AssetTerms
 
 _HOLDER = """

@@ -29,6 +29,7 @@ from agent.audit import verify
 from agent.charges import Budget, Charge
 from agent.custody import begin_ledger, raise_budget
 from agent.heads import LedgerFiles, read_second_head
+from agent.replay import replay
 from agent.state import AgentState, BudgetRaisedError
 from dpagent.errors import ExitCode, LedgerError, StorageError
 
@@ -72,7 +73,7 @@ def test_an_unreadable_second_head_is_named_and_nothing_is_taken_for_it(path: Pa
     files = files_of(path)
     files.second_head.write_bytes(text.encode("latin-1"))
     for attempt in (
-        lambda: AgentState(files, {DATASET: BUDGET}),
+        lambda: AgentState(files, {DATASET: BUDGET}, check=replay),
         lambda: begin_ledger(files, {DATASET: BUDGET}),
         lambda: raise_budget(files, {DATASET: Budget(60.0, BUDGET.delta)}),
         lambda: restore(path, write_off_all=True),
@@ -101,7 +102,7 @@ def test_an_older_directory_is_refused_though_its_own_head_fits(path: Path) -> N
     put_copy_back(older, path)
     assert verify(path).charges == 1, "alone, the directory looks whole"
     with pytest.raises(LedgerError, match=r"had 3 and has 2, by .*state\.head.*budget restored"):
-        AgentState(files_of(path), {DATASET: BUDGET})
+        AgentState(files_of(path), {DATASET: BUDGET}, check=replay)
 
 
 def test_a_second_head_that_is_older_costs_nothing(path: Path) -> None:
@@ -158,7 +159,7 @@ def test_two_agents_with_copies_of_one_directory_spend_no_budget_twice(
         charge_rounds(first, *before)
         copied(path, "copy")
         files = LedgerFiles(path.parent / "copy", files_of(path).second_head)
-        with closing(AgentState(files, {DATASET: BUDGET})) as second:
+        with closing(AgentState(files, {DATASET: BUDGET}, check=replay)) as second:
             charge_rounds(first, 2)
             known = read_second_head(files.second_head)
             with pytest.raises(LedgerError, match=r"was replaced|Entries are missing"):
@@ -167,7 +168,7 @@ def test_two_agents_with_copies_of_one_directory_spend_no_budget_twice(
             assert read_second_head(files.second_head) == known
             charge_rounds(first, 3)
     with pytest.raises(LedgerError):
-        AgentState(files, {DATASET: BUDGET})
+        AgentState(files, {DATASET: BUDGET}, check=replay)
 
 
 @contextmanager
@@ -180,7 +181,7 @@ def copied_after_a_charge(path: Path) -> Iterator[tuple[AgentState, Charge]]:
         first.charge([charge], 0.0)
         copied(path, "copy")
         files = LedgerFiles(path.parent / "copy", files_of(path).second_head)
-        with closing(AgentState(files, {DATASET: BUDGET})) as second:
+        with closing(AgentState(files, {DATASET: BUDGET}, check=replay)) as second:
             first.spool_round(charge.job, charge.round, [], 0.0, None)
             yield second, charge
 
@@ -199,7 +200,7 @@ def test_a_second_agent_cannot_have_a_round_count_as_unsent_again(path: Path) ->
             charge_rounds(second, 2)
         second.close()
         with pytest.raises(LedgerError):
-            AgentState(second.files, {DATASET: BUDGET})
+            AgentState(second.files, {DATASET: BUDGET}, check=replay)
         known = read_second_head(second.files.second_head)
         assert known is not None
         assert known.unsent == ()
@@ -237,13 +238,13 @@ def test_a_larger_budget_is_refused_and_a_lower_one_taken(path: Path, budget: Bu
     open_state(path).close()
     files = files_of(path)
     with pytest.raises(BudgetRaisedError, match="budget raise") as caught:
-        AgentState(files, {DATASET: budget})
+        AgentState(files, {DATASET: budget}, check=replay)
     assert caught.value.exit_code == ExitCode.LEDGER
     with pytest.raises(BudgetRaisedError, match="'others'"):
-        AgentState(files, {"others": Budget(1e-3, 1e-9)})
+        AgentState(files, {"others": Budget(1e-3, 1e-9)}, check=replay)
     assert verify(path).entries == 1
-    AgentState(files, {DATASET: Budget(40.0, 1e-3)}).close()
-    AgentState(files, {DATASET: Budget(40.0, 1e-4)}).close()
+    AgentState(files, {DATASET: Budget(40.0, 1e-3)}, check=replay).close()
+    AgentState(files, {DATASET: Budget(40.0, 1e-4)}, check=replay).close()
     assert verify(path).entries == 3
     with pytest.raises(BudgetRaisedError):
-        AgentState(files, {DATASET: BUDGET})
+        AgentState(files, {DATASET: BUDGET}, check=replay)

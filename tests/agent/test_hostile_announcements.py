@@ -14,11 +14,8 @@ from fleets import DIGITS
 from lone_agents import DECLINED, WEIGHTS, charges, counter, plan_for, rows
 from observers import Announcer, in_an_hour
 
+from dpagent.protocol.chunks import chunked, content_digest
 from dpagent.protocol.codec import encode
-from dpagent.protocol.fragments import (
-    chunked,
-    content_digest,
-)
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.weights import weights_to_bytes
 

@@ -19,10 +19,11 @@ from scipy import stats
 
 from agent.admission import admit
 from agent.audit import audit
-from agent.charges import Budget, Charge, charge_of
+from agent.charges import Budget, Charge
 from agent.declined import Declined
 from agent.limits import BeyondLimitError
 from agent.noisy_sums import noisy_gradients
+from agent.priced_charges import charge_of, rebuilt
 from agent.settings import load_agent_settings
 from coordinator.planning import Planner, new_job
 from coordinator.settings import load_fleet_settings
@@ -126,7 +127,7 @@ def admitted(tasks: Iterable[RoundTask], directory: Path, budget: Budget) -> tup
     """The charges of a device that takes all rounds, as its auditor reads them."""
     with closing(open_state(directory, budget)) as state:
         for task in tasks:
-            (price,) = admit(task, DATA, state.ledger, DATASET, LIMITS, now=0.0)
+            (price,) = admit(task, DATA, state.ledger.books, DATASET, LIMITS, now=0.0)
             charge = charge_of(task, price, charged_at="2026-11-22T00:00:00+00:00")
             charge_and_spool(state, charge, [])
     return audit(directory).charges
@@ -137,7 +138,7 @@ def test_a_job_is_planned_charged_and_found_no_cheaper_by_dp_accounting(tmp_path
     """dp-accounting prices a Laplace mechanism in one dimension, which is no more than the vector costs."""
     tasks = planned(tmp_path, local_steps=steps)
     charges = admitted(tasks, tmp_path / "device", Budget(20.0, 1e-3))
-    assert [charge.rebuilt() for charge in charges] == [task.release.mechanism for task in tasks]
+    assert [rebuilt(charge.charged) for charge in charges] == [task.release.mechanism for task in tasks]
     assert {(charge.mechanism, charge.accountant) for charge in charges} == {("discrete-laplace", "pld")}
     theirs = PLDAccountant(value_discretization_interval=1e-3)
     for charge in charges:
@@ -169,7 +170,7 @@ def test_a_device_takes_part_only_if_its_owner_lists_the_method(tmp_path: Path) 
         closing(open_state(tmp_path)) as state,
         pytest.raises(BeyondLimitError, match=r"incrementing.*limits\.methods"),
     ):
-        admit(planned(tmp_path / "plan")[0], DATA, state.ledger, DATASET, limits, now=0.0)
+        admit(planned(tmp_path / "plan")[0], DATA, state.ledger.books, DATASET, limits, now=0.0)
 
 
 @pytest.mark.parametrize("resolution", [256, 2**30])
@@ -177,7 +178,7 @@ def test_a_coarse_or_fine_grid_costs_the_same_epsilon(tmp_path: Path, resolution
     """What rounding adds is in the sensitivity, and so in the noise."""
     task = make_task(**laplace(noise_multipliers=[2.0] * 3, resolution=resolution))
     with closing(open_state(tmp_path)) as state:
-        (price,) = admit(task, DATA, state.ledger, DATASET, LIMITS, now=0.0)
+        (price,) = admit(task, DATA, state.ledger.books, DATASET, LIMITS, now=0.0)
     assert price.job_epsilon == pytest.approx(3 * math.log1p(0.25 * math.expm1(0.5)), rel=0.01)
     mechanism = task.release.mechanism
     assert mechanism.sensitivity_units >= resolution + DIGITS.parameter_count

@@ -17,16 +17,18 @@ from clocks import MovableClock
 from daemons import agent_thread, attentive_daemons
 from exported_models import write_model
 from fleets import agent_values, make_plan, write_agent
+from kept_models import kept_here
 from observers import Announcer
 from pydantic import ValidationError
 
-import agent.latest_model
+import agent.model_keeping
 from agent.data_settings import DataSettings
 from agent.diagnosis import examine
-from agent.latest_model import LatestModel, disagreements, previous_of
+from agent.latest_model import LatestModel, previous_of
+from agent.model_keeping import disagreements
 from agent.settings import AgentSettings, load_agent_settings
 from dpagent.diagnosis import Verdict
-from dpagent.protocol.fragments import chunked, content_digest
+from dpagent.protocol.chunks import chunked, content_digest
 from dpagent.protocol.messages import AssetTerms, Plan
 from dpagent.protocol.signing import Signer
 
@@ -103,7 +105,8 @@ def test_a_model_that_cannot_be_written_is_told_once_and_left(
 def test_a_disk_with_little_room_keeps_it_for_the_ledger(
     tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("agent.latest_model.SPACE_LEFT", 1 << 60)
+    kept_here(monkeypatch)
+    monkeypatch.setattr("agent.model_keeping.SPACE_LEFT", 1 << 60)
     latest = LatestModel(settings_in(tmp_path), clock)
     kept(latest, b"a")
     assert not latest.file.exists()
@@ -134,7 +137,8 @@ def test_what_is_asked_for_does_not_tell_whether_there_was_room(
     asked = asked_for(tmp_path / "roomy", clock)
     assert any(asked)
     assert not all(asked)
-    monkeypatch.setattr("agent.latest_model.SPACE_LEFT", 1 << 60)
+    kept_here(monkeypatch)
+    monkeypatch.setattr("agent.model_keeping.SPACE_LEFT", 1 << 60)
     assert asked_for(tmp_path / "full", clock) == asked
     assert (tmp_path / "roomy/state/model.onnx").exists()
     assert not (tmp_path / "full/state/model.onnx").exists()
@@ -144,13 +148,14 @@ def test_nobody_waits_until_a_model_is_written(
     tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that is slow would show, and one that is full would not."""
-    slow, original = threading.Event(), agent.latest_model.write_atomically
+    kept_here(monkeypatch)
+    slow, original = threading.Event(), agent.model_keeping.write_atomically
 
     def write(path: Path, data: bytes) -> None:
         slow.wait(PATIENCE_S)
         original(path, data)
 
-    monkeypatch.setattr("agent.latest_model.write_atomically", write)
+    monkeypatch.setattr("agent.model_keeping.write_atomically", write)
     latest = LatestModel(settings_in(tmp_path), clock)
     for data in (b"first", b"second", b"third"):
         latest.take(asset_of(data), data)

@@ -15,10 +15,11 @@ from ledgers import LIMITS, charge_and_spool, files_of
 
 from agent.admission import admit
 from agent.audit import verify
-from agent.charges import Budget, BudgetChange, Charge, charge_of
+from agent.charges import Budget, BudgetChange, Charge
 from agent.columns import account_name, dataset_of, require_scope, scope_of
 from agent.custody import begin_ledger, go_on_after_restore, raise_budget
 from agent.declined import Declined
+from agent.priced_charges import charge_of
 from agent.replay import replay
 from agent.settings import AgentSettings
 from agent.state import AgentState, BudgetRaisedError
@@ -43,12 +44,12 @@ def opened(path: Path) -> AgentState:
     files = files_of(path)
     if not files.database.exists():
         begin_ledger(files, BUDGETS)
-    return AgentState(files, BUDGETS)
+    return AgentState(files, BUDGETS, check=replay)
 
 
 def take_part(state: AgentState, plan: Plan) -> Charge:
     task = RoundTask.of(plan)
-    (price,) = admit(task, DATA, state.ledger, "digits", TRUSTING, now=0.0)
+    (price,) = admit(task, DATA, state.ledger.books, "digits", TRUSTING, now=0.0)
     charge = charge_of(task, price, charged_at="2026-11-20T00:00:00+00:00")
     charge_and_spool(state, charge, [])
     return charge
@@ -66,7 +67,7 @@ def test_jobs_that_trust_the_coordinator_leave_the_budget_of_others_alone(tmp_pa
     assert state.ledger.epsilon_spent(ACCOUNT) == charge.cumulative_epsilon > 0
     assert state.ledger.trusts_of("digits", UPDATE_JOB.hex(), 1)
     with pytest.raises(Declined, match=f"a newer job, {UPDATE_JOB.hex()}"):
-        admit(make_task(round=2), DATA, state.ledger, "digits", TRUSTING, now=0.0)
+        admit(make_task(round=2), DATA, state.ledger.books, "digits", TRUSTING, now=0.0)
     assert "device level, trusting the coordinator" in state.ledger.spending_of("digits")
     state.close()
     assert verify(tmp_path / "state").charges == 2
@@ -79,7 +80,7 @@ def test_rounds_of_both_accounts_do_not_alternate_under_the_name_of_one_job(tmp_
     second = take_part(state, update_plan(round=2))
     assert first.job == second.job
     with pytest.raises(Declined, match="the job has ended on 'digits'"):
-        admit(make_task(round=3), DATA, state.ledger, "digits", TRUSTING, now=0.0)
+        admit(make_task(round=3), DATA, state.ledger.books, "digits", TRUSTING, now=0.0)
     take_part(state, update_plan(round=3))
     state.close()
     changes = [BudgetChange(name, budget.epsilon, budget.delta) for name, budget in BUDGETS.items()]
@@ -140,7 +141,7 @@ def test_a_restored_backup_refunds_neither_account(tmp_path: Path) -> None:
         for each in go_on_after_restore(files, BUDGETS, write_off_all=False, allows_unproven=False, at=AT)
         if each.epsilon
     )
-    state = AgentState(files, BUDGETS)
+    state = AgentState(files, BUDGETS, check=replay)
     assert (lost.dataset, lost.is_exact) == (ACCOUNT, True)
     assert state.ledger.accounts.reserved(ACCOUNT).epsilon == pytest.approx(lost.epsilon)
     assert state.ledger.accounts.reserved("digits") == Budget(0.0, 0.0)
@@ -155,9 +156,9 @@ def test_a_budget_for_trusting_jobs_is_given_by_the_owners_command_alone(tmp_pat
     files = files_of(tmp_path / "state")
     begin_ledger(files, {"digits": BUDGETS["digits"]})
     with pytest.raises(BudgetRaisedError, match="digits@coordinator"):
-        AgentState(files, BUDGETS)
+        AgentState(files, BUDGETS, check=replay)
     assert raise_budget(files, BUDGETS) == {ACCOUNT: None}
-    AgentState(files, BUDGETS).close()
+    AgentState(files, BUDGETS, check=replay).close()
 
 
 @pytest.mark.parametrize(

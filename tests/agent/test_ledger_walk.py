@@ -25,9 +25,11 @@ from ledgers import LIMITS, files_of
 
 from agent.admission import admit
 from agent.audit import verify
-from agent.charges import Budget, charge_of
+from agent.charges import Budget
 from agent.custody import back_up, begin_ledger, go_on_after_restore, put_back, raise_budget
 from agent.declined import Declined
+from agent.priced_charges import charge_of
+from agent.replay import replay
 from agent.state import AgentState, BudgetRaisedError
 from dpagent.errors import LedgerError
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
@@ -84,7 +86,7 @@ class Walk:
         self.backups: list[Path] = []
         self.images: list[tuple[Path, Path]] = []
         begin_ledger(self.files, self.budgets)
-        self.state = AgentState(self.files, self.budgets)
+        self.state = AgentState(self.files, self.budgets, check=replay)
 
     def step(self) -> None:
         """Let something happen, and look at the ledger."""
@@ -98,10 +100,10 @@ class Walk:
         self.done[what.__name__] += 1
         self.state.close()
         try:
-            self.state = AgentState(self.files, self.budgets)
+            self.state = AgentState(self.files, self.budgets, check=replay)
         except BudgetRaisedError:
             raise_budget(self.files, self.budgets)
-            self.state = AgentState(self.files, self.budgets)
+            self.state = AgentState(self.files, self.budgets, check=replay)
         verify(self.path)
         for account in ACCOUNTS:
             reserved = self.state.ledger.accounts.reserved(account)
@@ -125,7 +127,7 @@ class Walk:
             }
         try:
             task = RoundTask.of(PLANS[kind](job=job, round=number, **chosen))
-            prices = admit(task, DATA, self.state.ledger, "digits", READY, now=0.0)
+            prices = admit(task, DATA, self.state.ledger.books, "digits", READY, now=0.0)
         except (Declined, LedgerError):
             self.done["declined"] += 1
             return
@@ -225,7 +227,7 @@ class Walk:
         self.state.close()
         self.files.second_head.unlink()
         with pytest.raises(LedgerError):
-            AgentState(self.files, self.budgets)
+            AgentState(self.files, self.budgets, check=replay)
         self._go_on(write_off_all=True)
 
     def _go_on(self, *, write_off_all: bool = False) -> None:

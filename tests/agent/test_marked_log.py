@@ -29,9 +29,9 @@ PUBLIC = {
         "round %d of %d: spooled": "at the end of its slots, whatever was computed",
         "round %d of job %s has no update yet; trying again": "no record ends the training process",
         "round %d of %d: again, under the charge it has": "what is on disk after a restart",
-        "the details": "what follows is indented, and left out",
-        "no device can run it": "likewise",
+        "the pricing process does not answer, and is ended": "it has no record",
         "the training process does not answer, and is ended": "four times its slots, which no record fills",
+        "round %d of job %s is not begun again yet; trying again": "no record ends the pricing process",
     },
     "agent.daemon": {
         "agent of fleet %s, %s": "configuration and ledger",

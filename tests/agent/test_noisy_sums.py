@@ -14,8 +14,8 @@ from agent.noisy_sums import _capped, noisy_gradients
 from dpagent.errors import PlanError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
-from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
 from dpagent.privacy.mechanisms.wire import MAX_WIRE_VALUE
+from dpagent.privacy.ranges import MAX_NORM, MIN_NORM
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.terms import MIN_EXPECTED_LOT
 

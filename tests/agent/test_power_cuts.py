@@ -41,6 +41,7 @@ from agent.audit import audit, open_ledger, verify
 from agent.charges import Budget
 from agent.custody import begin_ledger, raise_budget
 from agent.heads import LedgerFiles, read_second_head
+from agent.replay import replay
 from agent.rounds import declined_rounds
 from agent.state import AgentState, BudgetRaisedError
 from dpagent.errors import LedgerError
@@ -123,10 +124,10 @@ def heads_agree(path: Path) -> None:
 
 def begin_if_refused(files: LedgerFiles) -> None:
     try:
-        AgentState(files, {DATASET: BUDGET}).close()
+        AgentState(files, {DATASET: BUDGET}, check=replay).close()
     except LedgerError:
         begin_ledger(files, {DATASET: BUDGET})
-        AgentState(files, {DATASET: BUDGET}).close()
+        AgentState(files, {DATASET: BUDGET}, check=replay).close()
 
 
 def test_a_power_cut_while_a_ledger_begins_leaves_one_that_can_be_begun(path: Path) -> None:
@@ -201,7 +202,7 @@ def test_a_power_cut_in_a_round_hides_no_charge_and_refunds_nothing(path: Path) 
     price = charge_for(plan, DATA, open_and_close(path).ledger)
 
     def take_part() -> None:
-        state = AgentState(files_of(path), {DATASET: BUDGET})
+        state = AgentState(files_of(path), {DATASET: BUDGET}, check=replay)
         charge_and_spool(state, price, [])
 
     seen = set()
@@ -259,17 +260,17 @@ def test_a_power_cut_while_a_budget_changes_leaves_the_old_one_or_the_new(path: 
     new = Budget(40.0, BUDGET.delta) if change == "lower" else Budget(60.0, BUDGET.delta)
 
     def lower() -> None:
-        AgentState(files, {DATASET: new})
+        AgentState(files, {DATASET: new}, check=replay)
 
     def raised() -> None:
         raise_budget(files, {DATASET: new})
 
     for _ in cuts(path, lower if change == "lower" else raised):
         try:
-            AgentState(files, {DATASET: new}).close()
+            AgentState(files, {DATASET: new}, check=replay).close()
         except BudgetRaisedError:
             raise_budget(files, {DATASET: new})
-            AgentState(files, {DATASET: new}).close()
+            AgentState(files, {DATASET: new}, check=replay).close()
         heads_agree(path)
         assert verify(path).entries == 2
 

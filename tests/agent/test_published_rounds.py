@@ -19,11 +19,12 @@ from ledgers import DATASET, LIMITS, charge_and_spool, files_of
 
 from agent.admission import admit
 from agent.audit import audit, verify
-from agent.charges import Budget, BudgetChange, Charge, charge_of
+from agent.charges import Budget, BudgetChange, Charge
 from agent.custody import begin_ledger, go_on_after_restore, raise_budget
 from agent.declined import Declined
 from agent.heads import read_second_head
 from agent.limits import BeyondLimitError
+from agent.priced_charges import charge_of
 from agent.published_state import PublishedStateFile
 from agent.replay import replay
 from agent.settings import load_agent_settings
@@ -55,7 +56,7 @@ def opened(path: Path, budgets: dict[str, Budget] = BUDGETS) -> AgentState:
     files = files_of(path)
     if not files.database.exists():
         begin_ledger(files, budgets)
-    return AgentState(files, budgets)
+    return AgentState(files, budgets, check=replay)
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def state(path: Path) -> Iterator[AgentState]:
 
 def take_part(state: AgentState, plan: Plan) -> Charge:
     task = RoundTask.of(plan)
-    (price,) = admit(task, records(20), state.ledger, DATASET, ALLOWING, now=0.0)
+    (price,) = admit(task, records(20), state.ledger.books, DATASET, ALLOWING, now=0.0)
     charge = charge_of(task, price, charged_at="2026-11-23T00:00:00+00:00")
     charge_and_spool(state, charge, [])
     return charge
@@ -76,7 +77,7 @@ def take_part(state: AgentState, plan: Plan) -> Charge:
 def test_a_device_declines_unless_its_owner_allows_it(state: AgentState) -> None:
     limits = ALLOWING.model_copy(update={"allow_unproven": False})
     with pytest.raises(BeyondLimitError, match=r"the guarantee is none.*limits\.allow_unproven"):
-        admit(RoundTask.of(published_plan()), records(20), state.ledger, DATASET, limits, now=0.0)
+        admit(RoundTask.of(published_plan()), records(20), state.ledger.books, DATASET, limits, now=0.0)
     assert not LIMITS.allow_unproven
 
 

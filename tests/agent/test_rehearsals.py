@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from brokers import wait_until
 from children import PATIENCE_S
-from devices import KEY, WEIGHTS, started_trainer
+from devices import KEY, WEIGHTS, started_trainer, values_in
 from fleets import DIGITS, make_task, published_plan, report_plan, terms, update_plan, write_agent
 from numpy.typing import NDArray
 from test_training import features_task
@@ -100,7 +100,7 @@ def test_a_training_process_that_is_ended_fails_the_rehearsal(tmp_path: Path) ->
     order = Order(make_task(**terms(rate=0.5)).plan, WEIGHTS, {}, is_rehearsal=True)
     try:
         worker.prepare(order).result(PATIENCE_S)
-        assert np.ptp(worker.update().result(PATIENCE_S).values) > 0
+        assert np.ptp(values_in(worker.update().result(PATIENCE_S), order.plan)) > 0
         worker.prepare(order).result(PATIENCE_S)
         assert worker._running is not None
         worker._running._process.kill()

@@ -26,9 +26,10 @@ from ledgers import (
 )
 from planted import plant
 
-from agent.accounts import GRID_TOLERANCE, grid_of, price_after
+from agent.accounts import GRID_TOLERANCE
 from agent.audit import open_ledger, verify
 from agent.charges import Budget, BudgetChange, Charge, SumCharge, WriteOff
+from agent.priced_charges import empty_account, event_of, grid_of, price_after, rebuilt
 from agent.replay import replay
 from dpagent.errors import LedgerError
 from dpagent.privacy.accounting.choice import priced
@@ -102,7 +103,7 @@ def test_a_round_that_its_jobs_grid_overprices_does_not_unsettle_the_ledger(
         state = open_state(path)
         charge = charge_for(make_plan(round=number, **changes), DATA, state.ledger)
         if number == 1:
-            alone = price_after(charge.empty_account(), [charge.event], charge.delta)
+            alone = price_after(empty_account(charge), [event_of(charge)], charge.delta)
             events = make_task(round=1, **changes).release.events
             assert priced(events, charge.delta * (1 - NOISE_SHARE))[1] < alone <= charge.job_epsilon
         assert charge.cumulative_epsilon <= charge.job_epsilon
@@ -121,7 +122,7 @@ def charges_of(delta: float, rounds: int, sigma: float = 20.0) -> list[Charge | 
     numbers = sorted({*range(1, min(rounds, 50) + 1), *range(60, rounds, 10), rounds})
     spent = [price_after(account, events[:number], delta) for number in numbers]
     epsilons = np.interp(range(1, rounds + 1), numbers, spent).tolist()
-    first = rebuilt(
+    first = changed_to(
         SumCharge(
             dataset=DATASET, job="j", round=1, mechanism="discrete-gaussian",
             noise_multiplier=sigma, parameters={"resolution": 65_536}, clip_norm=1.0,
@@ -138,10 +139,10 @@ def charges_of(delta: float, rounds: int, sigma: float = 20.0) -> list[Charge | 
     return [BudgetChange(DATASET, 1000.0, 0.9), *charges]
 
 
-def rebuilt(charge: Charge, **changes: Any) -> Charge:
+def changed_to(charge: Charge, **changes: Any) -> Charge:
     """The charge with ``changes``, and with what follows from them as the mechanism has it."""
     changed = replace(charge, **changes)
-    mechanism = changed.rebuilt()
+    mechanism = rebuilt(changed.charged)
     return replace(
         changed, granularity=mechanism.granularity, statistical_distance=mechanism.statistical_distance
     )
@@ -168,7 +169,7 @@ def test_a_reservation_holds_what_the_device_prices_on_the_grid_of_the_job(
     budget, first = charges_of(1e-5, 1, sigma=2.0)
     assert isinstance(first, Charge)
     coarse = replace(first, loss_grid=0.05)
-    alone = price_after(coarse.empty_account(), [coarse.event], coarse.delta)
+    alone = price_after(empty_account(coarse), [event_of(coarse)], coarse.delta)
     assert alone > 1.01 * first.job_epsilon, "on a finer grid"
     reserved = alone / (1 + excess * GRID_TOLERANCE)
     records = [budget, replace(coarse, job_epsilon=reserved, cumulative_epsilon=reserved)]
@@ -183,9 +184,9 @@ def test_off_a_grid_a_charge_before_one_that_costs_nothing_states_its_own_price(
     """It has the ε that the next one has; on a grid, that would say that it was not looked at."""
     budget, first, *_ = charges_of(1e-5, 1)
     assert isinstance(first, Charge)
-    epsilon = RdpAccountant().epsilon_after([first.event], first.delta * (1 - NOISE_SHARE))
+    epsilon = RdpAccountant().epsilon_after([event_of(first)], first.delta * (1 - NOISE_SHARE))
     paid = replace(first, accountant="rdp", loss_grid=None, job_epsilon=epsilon, cumulative_epsilon=epsilon)
-    free = rebuilt(paid, round=2, sampling_rate=1e-300)
+    free = changed_to(paid, round=2, sampling_rate=1e-300)
     replay([budget, paid, free])
     with pytest.raises(LedgerError, match=r"^Entry 2 states a cumulative ε"):
         replay([budget, replace(paid, cumulative_epsilon=epsilon / 2), free])
@@ -274,14 +275,14 @@ def test_noise_that_is_not_as_priced_is_found_though_all_figures_fit(
     records = charges_of(1e-5, 3)
     charge = records[2]
     assert isinstance(charge, Charge)
-    assert offender in refused_charge(rebuilt(charge, **changes), records)
+    assert offender in refused_charge(changed_to(charge, **changes), records)
 
 
 def test_charges_of_more_runs_than_can_be_counted_are_refused() -> None:
     """At a rate so low that they cost nothing, though no figure of theirs is off."""
     budget, first, *_ = charges_of(1e-5, 1)
     assert isinstance(first, Charge)
-    free = rebuilt(
+    free = changed_to(
         first,
         noise_multiplier=4.0,
         sampling_rate=1e-300,
@@ -360,7 +361,7 @@ def test_a_reservation_smaller_than_what_was_spent_is_found(path: Path, database
 
 def test_less_noise_than_stated_before_is_found(path: Path, database: Path) -> None:
     charge = SumCharge(**body_of(database, 3))
-    changed = rebuilt(charge, noise_multiplier=200.0)
+    changed = changed_to(charge, noise_multiplier=200.0)
     rechain(database, 3, json.dumps(asdict(changed)))
     assert "Entry 3 states a cumulative ε" in refused(path)
 

@@ -18,7 +18,9 @@ from agent.charges import Budget, BudgetChange, ReportCharge, SumCharge
 from agent.declined import Declined
 from agent.effort import Effort, Workload
 from agent.limit_settings import LimitSettings
-from agent.limits import BeyondLimitError, require_within
+from agent.limits import BeyondLimitError
+from agent.plan_limits import require_within
+from agent.priced_charges import rebuilt
 from agent.replay import replay
 from agent.settings import load_agent_settings
 from agent.training import Trainer
@@ -106,7 +108,7 @@ def test_the_ledger_charges_bits_beside_sums_and_verifies(tmp_path: Path) -> Non
     state.close()
     first, second, third = audit(tmp_path / "state").charges
     assert (type(first), type(second), type(third)) == (SumCharge, ReportCharge, ReportCharge)
-    assert second.rebuilt() == TASK.release.mechanism
+    assert rebuilt(second.charged) == TASK.release.mechanism
     assert first.cumulative_epsilon < second.cumulative_epsilon < third.cumulative_epsilon
     # 40 bits at 2, 2 and 4 in its three rounds: no more than their sum.
     assert 0 < second.job_epsilon <= 40 * (2 + 2 + 4)

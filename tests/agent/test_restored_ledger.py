@@ -35,6 +35,7 @@ from agent.charges import Budget
 from agent.custody import back_up, put_back, raise_budget
 from agent.declined import Declined
 from agent.heads import read_head, read_second_head
+from agent.replay import replay
 from agent.state import AgentState
 from dpagent.errors import ExitCode, LedgerError
 
@@ -127,7 +128,7 @@ def test_every_dataset_is_written_off(path: Path) -> None:
     assert {lost.dataset for lost in restore(path, dataset="other")} == {DATASET, "other"}
     for name, each in true.items():
         assert reserved(path, name).epsilon == pytest.approx(each.epsilon, rel=1e-9)
-    AgentState(files_of(path), {"other": Budget(20.0, 1e-4)}).close()
+    AgentState(files_of(path), {"other": Budget(20.0, 1e-4)}, check=replay).close()
 
 
 def test_a_budget_that_changed_since_is_the_second_heads(path: Path) -> None:
@@ -137,7 +138,7 @@ def test_a_budget_that_changed_since_is_the_second_heads(path: Path) -> None:
         open_state(path, budget).close()
         put_copy_back(older, path)
         restore(path)
-        state = AgentState(files_of(path), {DATASET: budget})
+        state = AgentState(files_of(path), {DATASET: budget}, check=replay)
         assert state.ledger.budget(DATASET) == budget
         state.close()
 
@@ -170,7 +171,7 @@ def test_the_rest_is_that_of_the_largest_budget_anything_knows(path: Path) -> No
     restore(path, write_off_all=True, budget=raised)
     assert reserved(path).epsilon >= 80.0
     raise_budget(files_of(path), {DATASET: raised})
-    state = AgentState(files_of(path), {DATASET: raised})
+    state = AgentState(files_of(path), {DATASET: raised}, check=replay)
     with pytest.raises(Declined):
         charge_for(make_plan(), DATA, state.ledger)
     state.close()
@@ -284,7 +285,7 @@ def test_a_second_head_of_another_ledger_is_refused(path: Path, older: Path, tmp
     open_state(tmp_path / "third", Budget(49.0, BUDGET.delta)).close()
     shutil.copy(files_of(tmp_path / "third").second_head, files_of(path).second_head)
     with pytest.raises(LedgerError, match="is not the one recorded"):
-        AgentState(files_of(path), {DATASET: BUDGET})
+        AgentState(files_of(path), {DATASET: BUDGET}, check=replay)
     with pytest.raises(LedgerError, match="not of one ledger"):
         restore(path)
     assert restore(path, write_off_all=True)

@@ -14,6 +14,7 @@ from children import PATIENCE_S
 from pictures import encoded, folder_of, noise, write
 from row_boards import Board, contents, expected, named, pictures
 
+import agent.row_files
 import agent.rows
 from agent import decoding
 from agent.decoding import Order, bring_up_to_date
@@ -138,7 +139,8 @@ def test_a_crash_at_the_very_first_index_leaves_two_files_or_none(
         replace(*arguments)
 
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(agent.rows, "replace_durably", dies)
+        for module in (agent.row_files, agent.rows):
+            patch.setattr(module, "replace_durably", dies)
         bring_up_to_date(Order(board.settings, board.state, at_once=True))
     held = [file.stat() for file in board.state.glob("records.[ios]*")]
     assert len({known.st_ino for known in held}) == 2
@@ -163,7 +165,8 @@ def test_what_was_found_is_taken_after_a_crash_while_it_was(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(agent.rows, "replace_durably", dies)
+        for module in (agent.row_files, agent.rows):
+            patch.setattr(module, "replace_durably", dies)
         board.store.take_found()
     assert (board.state / "records.old").exists()
     board.store.take_found()
@@ -202,7 +205,8 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         replace(path, new)
 
     monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(agent.rows, "replace_durably", replaced)
+    for module in (agent.row_files, agent.rows):
+        monkeypatch.setattr(module, "replace_durably", replaced)
     return noted
 
 

@@ -19,12 +19,13 @@ from ledgers import LIMITS, files_of
 
 from agent.admission import admit
 from agent.audit import audit, verify
-from agent.charges import Budget, BudgetChange, Charge, charge_of
+from agent.charges import Budget, BudgetChange, Charge
 from agent.custody import back_up, begin_ledger, go_on_after_restore, put_back
 from agent.declined import Declined
 from agent.heads import read_second_head
 from agent.limit_settings import LimitSettings
 from agent.limits import BeyondLimitError
+from agent.priced_charges import charge_of
 from agent.replay import replay
 from agent.state import AgentState
 from dpagent.errors import LedgerError, StorageError
@@ -46,13 +47,13 @@ def opened(path: Path) -> AgentState:
     files = files_of(path)
     if not files.database.exists():
         begin_ledger(files, BUDGETS)
-    return AgentState(files, BUDGETS)
+    return AgentState(files, BUDGETS, check=replay)
 
 
 def charges_for(state: AgentState, plan: Plan, limits: LimitSettings = READY) -> list[Charge]:
     """What the daemon charges for a round that the device accepts."""
     task = RoundTask.of(plan)
-    prices = admit(task, DATA, state.ledger, "digits", limits, now=0.0)
+    prices = admit(task, DATA, state.ledger.books, "digits", limits, now=0.0)
     return [charge_of(task, price, charged_at="2026-11-23T00:00:00+00:00") for price in prices]
 
 
@@ -204,7 +205,7 @@ def test_a_device_that_trusts_nobody_takes_part_by_the_account_that_trusts_nobod
     path = tmp_path / "state"
     begin_ledger(files_of(path), {"digits": BUDGETS["digits"]})
     alone = READY.model_copy(update={"trust": (Trust.NONE,)})
-    state = AgentState(files_of(path), {"digits": BUDGETS["digits"]})
+    state = AgentState(files_of(path), {"digits": BUDGETS["digits"]}, check=replay)
     for number in (1, 2):
         (charge,) = charges_for(state, noisy_plan(number), alone)
         assert (charge.dataset, charge.mechanism) == ("digits", "device-gaussian")
@@ -222,7 +223,7 @@ def test_a_device_declines_if_either_account_cannot_pay(poor: str, tmp_path: Pat
     path = tmp_path / "state"
     budgets = BUDGETS | {poor: Budget(0.5, 1e-3)}
     begin_ledger(files_of(path), budgets)
-    state = AgentState(files_of(path), budgets)
+    state = AgentState(files_of(path), budgets, check=replay)
     with pytest.raises(Declined, match=f"the lifetime budget for '{poor}' is 0.5"):
         charges_for(state, noisy_plan())
     state.close()

@@ -146,6 +146,24 @@ def members(group: int) -> set[int]:
     return found
 
 
+def groups_that_decode(agent: int) -> list[int]:
+    """Those of the process that opens an agent's records, and of what decodes them there, in a fork."""
+    for opening in children_of(agent):
+        for decoding in children_of(opening):
+            if len(members(decoding)) == 2:
+                return [opening, decoding]
+    return []
+
+
+def children_of(process: int) -> list[int]:
+    """The children of a process, of whichever of its threads."""
+    found = []
+    for place in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, place.read_text().split())
+    return found
+
+
 @pytest.mark.parametrize(
     ("number", "code"),
     [
@@ -166,15 +184,13 @@ def test_an_agent_that_is_stopped_while_it_decodes_leaves_no_process_behind(
     data = {key: value for key, value in DATA.items() if key != "shape"} | data
     file = begun(write_agent(tmp_path, data=data))
     agent = subprocess.Popen(command_line("run", "--config", str(file)), stderr=subprocess.PIPE, text=True)
-    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
     try:
-        wait_until(lambda: len(members(int(children.read_text() or -1))) == 2, "a fork that decodes")
-        group = int(children.read_text())
+        groups = wait_until(lambda: groups_that_decode(agent.pid), "a fork that decodes")
         agent.send_signal(number)
         _, said = agent.communicate(timeout=PATIENCE_S)
     finally:
         agent.kill()
-    wait_until(lambda: not members(group), "the end of what decodes")
+    wait_until(lambda: not any(map(members, groups)), "the end of what decodes")
     assert agent.returncode == code, said
     assert "Traceback" not in said
 

@@ -9,6 +9,7 @@ import pytest
 from commands import dpagent
 
 from dpagent.errors import ExitCode
+from dpagent.privacy.mechanisms.registry import mechanism_of
 from dpagent.privacy.methods import METHODS, method_named
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"
@@ -18,7 +19,7 @@ SECTIONS = ["What is wrong in", "What runs here", "What is guaranteed to whom", 
 def test_the_list_has_every_method_with_what_it_hides_and_whom_it_trusts() -> None:
     lines = dpagent("methods", "list").stdout.splitlines()
     for name in METHODS:
-        mechanism = method_named(name).mechanism()
+        mechanism = mechanism_of(method_named(name))
         (line,) = (line for line in lines if line.split()[0] == name)
         assert line.split()[1:3] == [str(mechanism.unit), str(mechanism.trust)]
     assert [each["name"] for each in json.loads(dpagent("methods", "list", "--json", "-").stdout)] == [

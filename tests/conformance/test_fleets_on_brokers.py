@@ -20,7 +20,7 @@ from coordinator.keys import load_signer
 from coordinator.reader import RoundRecord, StoreReader
 from coordinator.settings import load_fleet_settings
 from dpagent.errors import DpagentError
-from dpagent.protocol.fragments import chunked
+from dpagent.protocol.chunks import chunked
 from dpagent.protocol.weights import weights_to_bytes
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(900)]

@@ -31,7 +31,7 @@ from coordinator.queue import Queue
 from coordinator.settings import FIRST_JOB
 from coordinator.store import RoundResult, Store
 from dpagent.diagnosis import Finding, Verdict
-from dpagent.protocol.fragments import content_digest
+from dpagent.protocol.chunks import content_digest
 from dpagent.protocol.messages import Receipts
 from dpagent.protocol.receipts import receipt_digest
 from dpagent.protocol.weights import weights_to_bytes

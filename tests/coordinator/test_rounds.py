@@ -28,11 +28,9 @@ from coordinator.settings import FIRST_JOB
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.inference.onnx_evaluator import OnnxEvaluator
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.protocol.chunks import chunked
 from dpagent.protocol.codec import encode
-from dpagent.protocol.fragments import (
-    chunked,
-    cut,
-)
+from dpagent.protocol.fragments import cut
 from dpagent.protocol.messages import ModelChunk, Plan, Receipts
 from dpagent.protocol.sealing import Opener, new_sealing_secret, seal
 from dpagent.protocol.signing import Signer, new_signing_secret

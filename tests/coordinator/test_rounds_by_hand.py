@@ -29,7 +29,7 @@ from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.inference.model_bytes import weights_of
 from dpagent.learning.inference.prediction.exported_model import ExportedModel
 from dpagent.learning.inference.prediction.reader import InputReader
-from dpagent.protocol.fragments import content_digest
+from dpagent.protocol.chunks import content_digest
 from dpagent.protocol.messages import MAX_WHOLE_BYTES
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.weights import weights_to_bytes

@@ -9,7 +9,7 @@ import sys
 import pytest
 from brokers import USER, Broker
 
-LIMIT_KIB = 68 * 1024
+LIMIT_KIB = 52 * 1024
 
 IDLE = """
 import sys, time
@@ -43,8 +43,8 @@ def run(code: str, *arguments: str) -> str:
 
 def test_importing_the_agent_pulls_in_nothing_heavy() -> None:
     modules = set(run("import agent.daemon, sys; print('\\n'.join(sys.modules))").split())
-    assert "numpy" in modules
     for heavy in (
+        "numpy",
         "scipy",
         "onnx",
         "onnxruntime",
@@ -77,7 +77,7 @@ def test_training_and_decoding_have_what_they_need_alone(program: str) -> None:
         assert not {name for name in modules if name == others or name.startswith(f"{others}.")}, others
 
 
-def test_import_and_an_idle_connection_stay_under_68_mib(amqtt: Broker) -> None:
+def test_import_and_an_idle_connection_stay_under_52_mib(amqtt: Broker) -> None:
     run("import agent.daemon, dpagent.transport.session")  # compiles them: a first import weighs more
     # How many pages of its libraries the kernel maps ahead of need differs by a megabyte.
     resident_kib = [int(run(IDLE, amqtt.url, USER, str(amqtt.password_file))) for _ in range(3)]

@@ -3,8 +3,9 @@
     {"inputs": [0.1, 0.7], "label": "walk"}
 
 In the package it would be the file ``dpagent/learning/data/formats/jsonl.py``, and ``JsonlFormat()`` one
-more name in ``dpagent/learning/data/registry.py``. From that follow ``kind: jsonl``, the section ``jsonl`` of
-the settings, the check of the data, decoding ahead of rounds, and predictions.
+more name in ``dpagent/learning/data/registry.py``; its settings would be a file of their own, which needs no
+numpy, and one more name in ``dpagent/learning/data/sections.py``. From that follow ``kind: jsonl``, the
+section ``jsonl`` of the settings, the check of the data, decoding ahead of rounds, and predictions.
 """
 
 from __future__ import annotations

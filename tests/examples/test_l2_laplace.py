@@ -15,8 +15,9 @@ from scipy import stats
 
 from agent.admission import admit
 from agent.audit import audit
-from agent.charges import Budget, charge_of
+from agent.charges import Budget
 from agent.noisy_sums import noisy_gradients
+from agent.priced_charges import charge_of, rebuilt
 from coordinator.aggregation import fleet_mean
 from coordinator.planning import Planner, new_job
 from coordinator.settings import FleetSettings, load_fleet_settings
@@ -64,12 +65,12 @@ def test_a_job_is_planned_admitted_charged_and_audited(tmp_path: Path) -> None:
     for task in tasks:
         assert isinstance(task.release.mechanism, L2Laplace)
         limits = LIMITS.model_copy(update={"mechanisms": (L2Laplace.name,)})
-        (price,) = admit(task, records(20), state.ledger, "digits", limits, now=0.0)
+        (price,) = admit(task, records(20), state.ledger.books, "digits", limits, now=0.0)
         charge_and_spool(state, charge_of(task, price, charged_at="2026-11-22T00:00:00+00:00"), [])
     assert EPSILON * 0.999 <= state.ledger.epsilon_spent("digits") <= EPSILON
     state.close()
     charges = audit(tmp_path / "device").charges
-    assert [charge.rebuilt() for charge in charges] == [task.release.mechanism for task in tasks]
+    assert [rebuilt(charge.charged) for charge in charges] == [task.release.mechanism for task in tasks]
     assert {(charge.mechanism, charge.accountant) for charge in charges} == {("l2-laplace", "pld")}
 
 

@@ -36,8 +36,8 @@ from execnet.gateway_io import popen_bootstrapline
 OF_BOARDS: Final = ("agent.decoding", "agent.worker_program", "agent.serving.program")
 """Modules that run as programs, often, and need little: the less the process has that forks, the sooner."""
 PROGRAMS: Final = (
-    *OF_BOARDS, "cli.main", "coordinator.model_program", "simulation.programs.baseline",
-    "simulation.programs.embedded_broker",
+    *OF_BOARDS, "agent.model_keeping", "agent.opening_program", "agent.pricing_program", "cli.main",
+    "coordinator.model_program", "simulation.programs.baseline", "simulation.programs.embedded_broker",
 )  # fmt: skip
 """All of them."""
 Kind = Literal["boards", "programs", "workers"]

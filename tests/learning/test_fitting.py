@@ -7,6 +7,7 @@ import pytest
 
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Origin
+from dpagent.learning.data.opening import advice_on_shape
 from dpagent.learning.fitting import check_fits
 from dpagent.learning.models.built_ins import built_in
 
@@ -34,6 +35,6 @@ def test_data_that_do_not_fit_a_model_are_told_so_with_both_sides() -> None:
 
 def test_the_format_of_the_data_says_how_to_read_them_in_the_models_shape() -> None:
     with pytest.raises(DataError, match=r"`size: \[8, 8\]` and `mode: grey`, or choose"):
-        check_fits(of_shape(9, 9, 1, kind="images"), built_in("digits"))
+        check_fits(of_shape(9, 9, 1, kind="images"), built_in("digits"), advise=advice_on_shape)
     with pytest.raises(DataError, match="Resize the records or choose another model"):
-        check_fits(of_shape(9, 9, 1, kind="idx"), built_in("digits"))
+        check_fits(of_shape(9, 9, 1, kind="idx"), built_in("digits"), advise=advice_on_shape)

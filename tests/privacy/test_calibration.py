@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dpagent.errors import ParameterError, PlanError
-from dpagent.privacy.accounting.accountant import Accountant, AccountantName
+from dpagent.privacy.accounting.accountant import Accountant
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.calibration import (
@@ -25,6 +25,7 @@ from dpagent.privacy.calibration import (
     price,
 )
 from dpagent.privacy.events import ApproximateEvent
+from dpagent.privacy.ranges import AccountantName
 from dpagent.privacy.schedules import Schedule
 
 Kind = Literal["uniform", "incrementing", "linear"]

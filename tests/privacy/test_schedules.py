@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpagent.errors import ParameterError, PlanError
-from dpagent.privacy.schedules import Schedule, ScheduleKind
+from dpagent.privacy.ranges import ScheduleKind
+from dpagent.privacy.schedules import Schedule
 
 
 @given(

@@ -10,7 +10,8 @@ from dpagent.protocol.codec import encode
 from dpagent.protocol.dummies import MAX_DUMMIES, as_sent, dummies_for
 from dpagent.protocol.fragments import cut
 from dpagent.protocol.messages import Plan
-from dpagent.protocol.task import RoundTask, values_of
+from dpagent.protocol.task import RoundTask
+from dpagent.protocol.update_size import values_of
 
 PLANS = [
     make_plan(),

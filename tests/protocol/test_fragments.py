@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from dpagent.protocol.codec import MessageError, encode
 from dpagent.protocol.dummies import as_sent, dummies_for
-from dpagent.protocol.fragments import block_count, cut, read_block, require_place
+from dpagent.protocol.fragments import cut, read_block, require_place
 from dpagent.protocol.messages import MAX_MESSAGE_BYTES, MAX_PAYLOAD_BYTES, Plan
-from dpagent.protocol.packing import least_payload_bytes
 from dpagent.protocol.sealing import Opener, new_sealing_secret, seal
+from dpagent.protocol.sizes import block_count, least_payload_bytes
 
 OPENER = Opener(new_sealing_secret(), "testers")
 

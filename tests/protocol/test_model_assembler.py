@@ -14,13 +14,9 @@ from pydantic import ValidationError
 
 from dpagent.errors import ParameterError
 from dpagent.learning.models.spec import MAX_PARAMETERS
-from dpagent.protocol import fragments
+from dpagent.protocol import chunks
+from dpagent.protocol.chunks import Assembler, chunked, content_digest
 from dpagent.protocol.codec import MessageError, decode, encode
-from dpagent.protocol.fragments import (
-    Assembler,
-    chunked,
-    content_digest,
-)
 from dpagent.protocol.messages import (
     MAX_CHUNKS,
     MAX_WHOLE_BYTES,
@@ -299,7 +295,7 @@ def test_one_byte_more_is_refused_everywhere() -> None:
 
 
 def test_the_largest_whole_is_cut_and_one_byte_more_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fragments, "MAX_WHOLE_BYTES", 10)
+    monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", 10)
     assert [chunk.data for chunk in chunked(bytes(10))] == [bytes(10)]
     with pytest.raises(ParameterError):
         chunked(bytes(11))

@@ -15,14 +15,8 @@ from numpy.typing import NDArray
 
 from dpagent.norm import Norm
 from dpagent.privacy.mechanisms.wire import MAX_WIRE_VALUE
-from dpagent.protocol.packing import (
-    MAX_LEVEL,
-    highest_level,
-    least_payload_bytes,
-    pack,
-    payload_bytes,
-    unpack,
-)
+from dpagent.protocol.packing import MAX_LEVEL, highest_level, pack, payload_bytes, unpack
+from dpagent.protocol.sizes import least_payload_bytes
 
 THREE_STEPS = math.log2(2 * math.pi * math.e * (9 + 1 / 12)) / 2
 """Entropy of a value of noise alone."""

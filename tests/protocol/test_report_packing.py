@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 from dpagent.errors import PlanError
 from dpagent.privacy.mechanisms.two_point import group_edges
-from dpagent.protocol.bit_packing import pack_bits, packed_bytes, unpack_bits
+from dpagent.protocol.bit_packing import pack_bits, unpack_bits
 from dpagent.protocol.codec import MessageError, decode, encode
 from dpagent.protocol.dummies import as_sent, dummies_for
 from dpagent.protocol.fragments import cut, read_tally, require_place
 from dpagent.protocol.messages import Fragment, Plan
-from dpagent.protocol.report_packing import read_reports, report_width
-from dpagent.protocol.task import RoundTask, values_of
+from dpagent.protocol.report_packing import read_reports
+from dpagent.protocol.sizes import packed_bytes, report_width
+from dpagent.protocol.task import RoundTask
+from dpagent.protocol.update_size import values_of
 
 WEIGHTS = DIGITS.initial_weights(0)
 

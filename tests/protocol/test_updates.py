@@ -17,8 +17,9 @@ from dpagent.protocol.codec import MessageError
 from dpagent.protocol.dummies import as_sent, dummies_for
 from dpagent.protocol.fragments import cut
 from dpagent.protocol.messages import Fragment, Plan
-from dpagent.protocol.task import RoundTask, values_of
+from dpagent.protocol.task import RoundTask
 from dpagent.protocol.update_packing import pack_update, read_update
+from dpagent.protocol.update_size import values_of
 from dpagent.protocol.updates import Updates
 
 WEIGHTS = DIGITS.initial_weights(0)

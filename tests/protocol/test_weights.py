@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from dpagent.protocol.weights import weights_bytes, weights_from_bytes, weights_to_bytes
+from dpagent.protocol.sizes import weights_bytes
+from dpagent.protocol.weights import weights_from_bytes, weights_to_bytes
 
 finite = arrays.arrays(
     np.float32, st.integers(1, 200), elements=st.floats(-8e6, 8e6, width=32) | st.floats(-1, 1, width=32)

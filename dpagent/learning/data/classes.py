@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError
-from dpagent.learning.data.dataset import MAX_CLASSES, Dataset
+from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.declared import MAX_CLASSES
 from dpagent.wording import counted, named
 
 Classes: TypeAlias = int | tuple[str, ...]

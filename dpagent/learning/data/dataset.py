@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError, DpagentError, require_count
+from dpagent.learning.data.declared import MAX_CLASSES
 from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
@@ -36,9 +37,6 @@ log = logging.getLogger(__name__)
 Indices = NDArray[np.integer[Any]]
 Batch = tuple[NDArray[Any], NDArray[np.int64]]
 
-MAX_CLASSES: Final = 65_536
-MAX_RECORDS: Final = 1 << 23
-"""Records of a dataset, at most: the labels of so many take 64 MiB."""
 DIGEST_BYTES: Final = 16
 _DIGESTED_AT_ONCE: Final = 64
 _BATCH_BYTES: Final = 4 << 20

@@ -11,11 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final, Generic, Literal, TypeVar
+from typing import ClassVar, Final, Generic, TypeVar
 
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import Classes, ClassTable
-from dpagent.learning.data.dataset import MAX_RECORDS, Dataset
+from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.declared import MAX_RECORDS, DType, Half
 from dpagent.learning.data.glance import Glance
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location
@@ -24,16 +25,9 @@ from dpagent.learning.data.stored import IN_MEMORY_BYTES, RawFile, open_raw
 from dpagent.settings import Settings
 from dpagent.wording import counted, named
 
-Half = Literal["train", "test"]
-DType = Literal["uint8", "float32"]
-
 _DECODER_BYTES: Final = 64 << 20
 _FEW_RECORDS: Final = 100_000
 _FEW_BYTES: Final = 32 << 20
-
-
-class NoSettings(Settings):
-    """The section of a format that has no settings of its own."""
 
 
 SectionT = TypeVar("SectionT", bound=Settings)

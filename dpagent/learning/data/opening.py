@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from dpagent.errors import ConfigurationError, DataError, DpagentError
-from dpagent.learning.data.dataset import MAX_RECORDS, Dataset
+from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.declared import MAX_RECORDS
 from dpagent.learning.data.derived import Reshaped
 from dpagent.learning.data.format import Format, Source
 from dpagent.learning.data.glance import Glance
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.registry import FORMATS
-from dpagent.learning.data.settings import AUTO, DatasetSettings
+from dpagent.learning.data.settings import AUTO, DatasetSettings, not_declared, require_kind
 from dpagent.learning.data.stored import require_readable
 from dpagent.settings import Settings
 from dpagent.wording import named
@@ -157,14 +158,11 @@ def require_declared(settings: DatasetSettings) -> Format[Any]:
     Raises:
         ConfigurationError: something is not declared; names the keys.
     """
-    missing = ["kind"] if settings.kind == AUTO else []
-    missing += [key for key in ("classes", "max_records") if getattr(settings, key) is None]
-    if settings.kind == AUTO:
-        raise _not_declared(settings, missing)
+    missing = require_kind(settings)
     known = FORMATS[settings.kind]
     _refuse_other_sections(settings, known)
     if missing := [*missing, *known.undeclared(source_of(settings), section_of(settings, known))]:
-        raise _not_declared(settings, missing)
+        raise not_declared(settings, missing)
     return known
 
 
@@ -175,14 +173,6 @@ def _as_declared(dataset: Dataset, settings: DatasetSettings, source: Source) ->
             f" {named('dtype')} declares. Correct it, or write the file with that type."
         )
     return dataset if source.shape in (None, dataset.shape) else Reshaped(dataset, source.shape or ())
-
-
-def _not_declared(settings: DatasetSettings, missing: Sequence[str]) -> ConfigurationError:
-    return ConfigurationError(
-        f"The data at {settings.path} are not declared: {', '.join(missing)}"
-        f" {'is' if len(missing) == 1 else 'are'} missing. A board does not infer what its records are. Run"
-        f" `dpagent data check {settings.path}`, which prints the section to paste."
-    )
 
 
 @contextlib.contextmanager
@@ -273,6 +263,17 @@ def fitted(settings: DatasetSettings, shape: tuple[int, ...]) -> DatasetSettings
     given = section_of(settings, known)
     section = known.fitted(given, shape)
     return settings if section == given else settings.model_copy(update={known.kind: section})
+
+
+def advice_on_shape(kind: str, shape: tuple[int, ...]) -> str:
+    """How to have records of a format with a shape, without a full stop; or nothing.
+
+    Args:
+        kind: of the format, if it is one.
+        shape: that a model takes.
+    """
+    known = FORMATS.get(kind)
+    return "" if known is None else known.advice_on_shape(shape)
 
 
 def _refuse_other_sections(settings: DatasetSettings, known: Format[Any]) -> None:

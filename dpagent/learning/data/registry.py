@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from dpagent.learning.data.format import Format
-from dpagent.learning.data.formats.cifar import CifarFormat
+from dpagent.learning.data.formats.cifar.format import CifarFormat
 from dpagent.learning.data.formats.idx import IdxFormat
 from dpagent.learning.data.formats.images.format import ImageFormat
 from dpagent.learning.data.formats.npz import NpzFormat

@@ -10,15 +10,16 @@ the path; :func:`~dpagent.learning.data.opening.open_dataset` refuses a section 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from dpagent.learning.data.dataset import MAX_CLASSES, MAX_RECORDS
-from dpagent.learning.data.format import DType, Half
+from dpagent.errors import ConfigurationError
+from dpagent.learning.data.declared import MAX_CLASSES, MAX_RECORDS, DType, Half
 from dpagent.learning.data.names import PlainName
-from dpagent.learning.data.registry import FORMATS
+from dpagent.learning.data.sections import SECTIONS
 from dpagent.settings import FilePath, Settings, with_fields
 
 AUTO: Final = "auto"
@@ -29,13 +30,11 @@ SchemaT = TypeVar("SchemaT", bound=Settings)
 def with_formats(schema: type[SchemaT]) -> type[SchemaT]:
     """``schema`` with the registered formats: choices of ``kind``, and a field for the section of each."""
     sections: dict[str, Any] = {
-        kind: (known.section, known.section())
-        for kind, known in FORMATS.items()
-        if known.section.model_fields
+        kind: (section, section()) for kind, section in SECTIONS.items() if section.model_fields
     }
     kinds: Any = Literal
     kind = copy(schema.model_fields["kind"])
-    sections["kind"] = (kinds[(AUTO, *FORMATS)], kind)
+    sections["kind"] = (kinds[(AUTO, *SECTIONS)], kind)
     return with_fields(schema, **sections)
 
 
@@ -85,3 +84,27 @@ class DatasetSettings(Settings):
     max_records: Annotated[int, Field(ge=1, le=MAX_RECORDS)] | None = None
     """The largest number of records. With more, the agent does not start; later ones beyond are not used. It
     is public: the bounds of lots, memory and disk follow from it. Choose twice what you expect."""
+
+
+def require_kind(settings: DatasetSettings) -> list[str]:
+    """See that the format of data is declared, on which it depends what else must be.
+
+    Returns:
+        The keys that every format needs, and that are missing.
+
+    Raises:
+        ConfigurationError: it is not; names these keys, too.
+    """
+    missing = [key for key in ("classes", "max_records") if getattr(settings, key) is None]
+    if settings.kind == AUTO:
+        raise not_declared(settings, ["kind", *missing])
+    return missing
+
+
+def not_declared(settings: DatasetSettings, missing: Sequence[str]) -> ConfigurationError:
+    """An error for data that do not declare some keys."""
+    return ConfigurationError(
+        f"The data at {settings.path} are not declared: {', '.join(missing)}"
+        f" {'is' if len(missing) == 1 else 'are'} missing. A board does not infer what its records are. Run"
+        f" `dpagent data check {settings.path}`, which prints the section to paste."
+    )

@@ -85,9 +85,6 @@ LARGEST_SUM: Final = 2.0**64
 MAX_MICROBATCH: Final = 64
 """Records whose gradients may be summed in float32; the slack grows with the square of it."""
 
-MAX_PROCESSES: Final = 64
-"""That compute microbatches of one lot side by side."""
-
 MAX_LOT_MICROBATCHES: Final = 1 << 33
 """Records of a lot times the number of its microbatches is at most this."""
 

@@ -40,7 +40,8 @@ from numpy.typing import NDArray
 from dpagent.errors import require_count
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.arguments import require_inputs, require_labels
-from dpagent.learning.training.engine import MAX_PROCESSES, ClippedSum, Engine
+from dpagent.learning.training.bounds import MAX_PROCESSES
+from dpagent.learning.training.engine import ClippedSum, Engine
 from dpagent.learning.training.forks import end, forked
 from dpagent.learning.training.lots import AT_ONCE
 from dpagent.norm import Norm

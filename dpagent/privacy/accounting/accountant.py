@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,9 @@ from dpagent.privacy.accounting.normal_form import (
     runs_of,
 )
 from dpagent.privacy.events import Event
+from dpagent.privacy.ranges import AccountantName
 
 FloatArray = NDArray[np.float64]
-AccountantName = Literal["pld", "rdp", "basic"]
 
 
 class Accountant(ABC):

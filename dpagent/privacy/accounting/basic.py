@@ -18,10 +18,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from dpagent.privacy.accounting.accountant import Accountant, AccountantName, FloatArray
+from dpagent.privacy.accounting.accountant import Accountant, FloatArray
 from dpagent.privacy.accounting.composition import running_sums
 from dpagent.privacy.accounting.normal_form import Component, Runs, SampledGaussian, UnsupportedEventError
 from dpagent.privacy.events import ApproximateEvent, NonPrivateEvent
+from dpagent.privacy.ranges import AccountantName
 
 
 class BasicAccountant(Accountant):

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Sequence
 from typing import Final, get_args
 
 from dpagent.errors import ParameterError
-from dpagent.privacy.accounting.accountant import Accountant, AccountantName
+from dpagent.privacy.accounting.accountant import Accountant
 from dpagent.privacy.accounting.basic import BasicAccountant
 from dpagent.privacy.accounting.composed_loss import GridTooFineError
 from dpagent.privacy.accounting.normal_form import UnsupportedEventError, counted
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.events import Event
+from dpagent.privacy.ranges import AccountantName
 
 _MOST_DIFFERENT: Final = 2_048
 

@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_between
-from dpagent.privacy.accounting.accountant import Accountant, AccountantName, FloatArray
+from dpagent.privacy.accounting.accountant import Accountant, FloatArray
 from dpagent.privacy.accounting.basic import basic_composition
 from dpagent.privacy.accounting.composed_loss import ComposedLoss, GridTooFineError
 from dpagent.privacy.accounting.composition import running_sums
@@ -61,6 +61,7 @@ from dpagent.privacy.accounting.normal_form import (
 )
 from dpagent.privacy.accounting.rdp import rdp_composition
 from dpagent.privacy.events import MAX_EVENT_EPSILON, ApproximateEvent, Event, NonPrivateEvent
+from dpagent.privacy.ranges import AccountantName
 
 _MAX_STAGES: Final = 2048
 _MOST_WORK: Final = 70_000_000  # cells over all transforms of one price

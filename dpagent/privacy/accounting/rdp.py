@@ -41,11 +41,12 @@ from typing import ClassVar, Final
 import numpy as np
 
 from dpagent.errors import ParameterError, require_between
-from dpagent.privacy.accounting.accountant import Accountant, AccountantName, FloatArray
+from dpagent.privacy.accounting.accountant import Accountant, FloatArray
 from dpagent.privacy.accounting.composition import running_sums
 from dpagent.privacy.accounting.divergences import ORDERS, cumulants, pure_cumulants
 from dpagent.privacy.accounting.normal_form import Component, Runs, SampledGaussian, UnsupportedEventError
 from dpagent.privacy.events import ApproximateEvent, NonPrivateEvent
+from dpagent.privacy.ranges import AccountantName
 
 _CHUNK: Final = 4096  # charges priced at a time
 _ORDER_RANGE: Final = (1.01, 1024.0)

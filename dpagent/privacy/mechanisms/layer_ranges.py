@@ -22,11 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import require_between, require_count
+from dpagent.privacy.ranges import MAX_DIMENSION, MAX_RADIUS, MIN_RADIUS
 
-MAX_DIMENSION: Final = 2**28
-#: Radii in weight units.
-MIN_RADIUS: Final = 1e-6
-MAX_RADIUS: Final = 1e6
 _MAX_CENTRE: Final = 1e30
 _WIDEST: Final = 0.5
 _NARROWEST: Final = 0.1

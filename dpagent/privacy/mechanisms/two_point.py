@@ -46,8 +46,9 @@ from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
 from dpagent.privacy.accounting.composition import exact_sum
-from dpagent.privacy.mechanisms.layer_ranges import MAX_DIMENSION, LayerRange
+from dpagent.privacy.mechanisms.layer_ranges import LayerRange
 from dpagent.privacy.noise.entropy import Entropy, uniform_words
+from dpagent.privacy.ranges import MAX_DIMENSION
 
 #: ε of one coordinate: the thresholds have 64 bits.
 EPSILON_RANGE: Final = (1e-6, 32.0)

@@ -23,9 +23,10 @@ from dpagent.errors import ParameterError, PlanError, require_between, require_c
 from dpagent.privacy.accounting.composition import exact_sum
 from dpagent.privacy.calibration import BudgetPlan, EventFamily, calibrate
 from dpagent.privacy.events import ApproximateEvent, Event, SelfComposedEvent
-from dpagent.privacy.mechanisms.layer_ranges import MAX_DIMENSION, LayerRange
+from dpagent.privacy.mechanisms.layer_ranges import LayerRange
 from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.mechanisms.two_point import EPSILON_RANGE, TwoPoint
+from dpagent.privacy.ranges import MAX_DIMENSION
 from dpagent.privacy.schedules import Schedule
 from dpagent.privacy.statement import Adjacency, Trust, Unit
 

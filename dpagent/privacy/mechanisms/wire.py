@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_count, require_positive
 from dpagent.privacy.noise.entropy import Entropy, uniform_words
+from dpagent.privacy.ranges import MAX_WIRE_STEP
 
-MAX_STEP: Final = 1 << 40
 MAX_WIRE_VALUE: Final = (1 << 31) - 1
 """Larger ones saturate."""
 STEPS_OF_NOISE: Final = 3
@@ -47,7 +47,7 @@ def wire_step(deviation_units: float) -> int:
     >>> wire_step(300_000.0), wire_step(5.9), wire_step(6.0)
     (100001, 1, 3)
     """
-    require_positive("deviation units", deviation_units, maximum=float(MAX_STEP))
+    require_positive("deviation units", deviation_units, maximum=float(MAX_WIRE_STEP))
     return 2 * math.floor(deviation_units / (2 * STEPS_OF_NOISE)) + 1
 
 
@@ -94,7 +94,7 @@ def round_at_random(
 
 
 def _require(values: NDArray[np.int64], step: int) -> None:
-    require_count("step", step, maximum=MAX_STEP)
+    require_count("step", step, maximum=MAX_WIRE_STEP)
     if step % 2 == 0:
         raise ParameterError(f"step is {step}; expected an odd number.")
     if values.ndim != 1 or values.dtype != np.int64:

@@ -1,4 +1,4 @@
-"""The worked example of a format: registered by one name, it is known wherever data are read."""
+"""The worked example of a format: two names register it, and it is known wherever data are read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from examples.jsonl_format import JsonlFormat
+from examples.jsonl_format import JsonlFormat, JsonlSettings
 from exported_models import write_model
 
 from dpagent.configuration import load_settings
@@ -14,6 +14,7 @@ from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.checking import examine
 from dpagent.learning.data.opening import declare, list_declared, open_dataset, open_declared, recognise
 from dpagent.learning.data.registry import FORMATS
+from dpagent.learning.data.sections import SECTIONS
 from dpagent.learning.data.settings import DatasetSettings, with_formats
 from dpagent.learning.inference.prediction.exported_model import ExportedModel
 from dpagent.learning.inference.prediction.reader import InputReader
@@ -30,6 +31,7 @@ no JSON at all
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FORMATS, "jsonl", JsonlFormat())
+    monkeypatch.setitem(SECTIONS, "jsonl", JsonlSettings)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from dpagent.learning.models.layers import (
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork, Projection, RandomLayers, Scattering
 from dpagent.learning.onnx_session import quiet_session
-from dpagent.protocol.fragments import content_digest
+from dpagent.protocol.chunks import content_digest
 
 SHAPE = (16, 16, 1)
 SPEC = ModelSpec("small", SHAPE, 3, (Dense(3),), 0.3, 0.5, (Scattering(2, 2), Projection(4)))

@@ -6,10 +6,10 @@ from typing import get_args
 
 import pytest
 
-from dpagent.privacy.accounting.accountant import AccountantName
 from dpagent.privacy.accounting.choice import accountant_name, accountant_named, priced
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import ApproximateEvent, Event, GaussianEvent
+from dpagent.privacy.ranges import AccountantName
 
 DELTA = 1e-5
 PURE = [ApproximateEvent(0.5)]

@@ -9,8 +9,6 @@ import pytest
 
 from dpagent.errors import ParameterError
 from dpagent.privacy.mechanisms.layer_ranges import (
-    MAX_RADIUS,
-    MIN_RADIUS,
     UNKNOWN_EXTENT,
     Extent,
     LayerRange,
@@ -18,6 +16,7 @@ from dpagent.privacy.mechanisms.layer_ranges import (
     extent_of,
 )
 from dpagent.privacy.mechanisms.two_point import TwoPoint
+from dpagent.privacy.ranges import MAX_RADIUS, MIN_RADIUS
 
 AMPLITUDE = TwoPoint((LayerRange("dense", 1, 0.0, 1.0),), 1.0, 1).amplitude
 

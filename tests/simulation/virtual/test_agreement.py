@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +24,7 @@ from agent.settings import load_agent_settings
 from coordinator.fragment_values import FragmentReader
 from coordinator.stepping import Stepper
 from dpagent.learning.data.formats.npz import records_in
-from dpagent.protocol.fragments import cut
-from dpagent.protocol.messages import Fragment, Plan
+from dpagent.protocol.messages import Fragment
 from simulation.data.shards import prepare_data
 from simulation.layout import Layout
 from simulation.programs.broker import BrokerAddress
@@ -82,25 +79,12 @@ def watched(seen: Seen, patch: pytest.MonkeyPatch, module: Any) -> None:
     patch.setattr(Stepper, "step", stepped)
 
 
-of_thread = threading.local()
-"""The number of the device whose agent runs in a thread."""
-
-
-def agent_of(number: int, file: Path, clock: MovableClock) -> Running:
+def agent_of(file: Path, clock: MovableClock) -> Running:
     profile = file.with_name("calm.yaml")
     profile.write_text(_PROFILE)
     settings = load_agent_settings(file).model_copy(update={"profile": str(profile)})
 
-    def make(clock: MovableClock) -> Agent:
-        of_thread.device = number
-        return Agent(settings, clock=CreepingClock(clock))
-
-    return Running(make, clock)
-
-
-def seeded_cut(update: np.ndarray, plan: Plan) -> Iterator[Fragment]:
-    """What an agent cuts updates with: a fragment that has no room for its values rounds them at random."""
-    return cut(update, plan, entropy=insecure_entropy(SEED, plan.round, of_thread.device, "wire"))
+    return Running(lambda clock: Agent(settings, clock=CreepingClock(clock)), clock)
 
 
 def run_really(fleet: VirtualFleet, root: Path, broker: Broker, patch: pytest.MonkeyPatch) -> Seen:
@@ -114,7 +98,6 @@ def run_really(fleet: VirtualFleet, root: Path, broker: Broker, patch: pytest.Mo
     begin_ledgers(layout, DEVICES)
     patch.setenv(seeded_training.SEED, str(SEED))
     patch.setattr(agent.worker, "_PROGRAM", "seeded_training")
-    patch.setattr(agent.cycle, "cut", seeded_cut)
     step = Stepper.step
 
     def seeded_step(self: Stepper, release: Any, model: Any, groups: Any, **_: Any) -> Any:
@@ -127,7 +110,7 @@ def run_really(fleet: VirtualFleet, root: Path, broker: Broker, patch: pytest.Mo
         running.enter_context(attentive_daemons())
         center = running.enter_context(coordinator_thread(layout.fleet_file, clock))
         for number in range(1, DEVICES + 1):
-            running.enter_context(agent_of(number, layout.agent_file(number), clock))
+            running.enter_context(agent_of(layout.agent_file(number), clock))
         clock.advance_until(lambda: not center.is_running, "the end of the job", step_s=0.1)
     return seen
 

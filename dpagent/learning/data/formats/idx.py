@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import classes_of_numbers, warnings_about, within
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Origin
-from dpagent.learning.data.format import Format, Half, Inferred, NoSettings, Source
+from dpagent.learning.data.declared import Half, NoSettings
+from dpagent.learning.data.format import Format, Inferred, Source
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.stored import (
     StoredArray,

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError, StorageError
 from dpagent.learning.data.classes import classes_of_numbers, warnings_about, within
 from dpagent.learning.data.dataset import DIGEST_BYTES, ArrayDataset, Dataset, Origin
+from dpagent.learning.data.declared import NoSettings
 from dpagent.learning.data.derived import require_as_many_values
-from dpagent.learning.data.format import Format, Inferred, NoSettings, Source
+from dpagent.learning.data.format import Format, Inferred, Source
 from dpagent.learning.data.glance import Glance
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.npz_file import Member, NpzFile, opened_npz

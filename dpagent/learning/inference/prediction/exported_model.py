@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError
-from dpagent.learning.data.dataset import MAX_CLASSES
+from dpagent.learning.data.declared import MAX_CLASSES
 from dpagent.learning.data.input_form import METADATA_KEY, InputForm
 from dpagent.learning.data.stored import reading, require_readable
 from dpagent.learning.onnx_session import LOAD_ERRORS, RUNTIME_ERRORS, first_line, quiet_session

@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,18 +32,15 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError, DpagentError
 from dpagent.extras import extra_needed
 from dpagent.learning.data.formats.images.metadata import webp_size, without_metadata
+from dpagent.learning.data.formats.images.settings import MAX_PIXELS, Mode, shape_of
 from dpagent.wording import counted, named
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Mode = Literal["grey", "rgb"]
-
 SUFFIXES: Final = frozenset(
     {".png", ".jpg", ".jpeg", ".jpe", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".pnm"}
 )
-MAX_PIXELS: Final = 8 << 20
-"""Unless more are allowed: a frame of 4K video, and what a board of 512 MiB can decode beside its agent."""
 _BYTES_A_PIXEL: Final = 4
 
 _FORMATS: Final = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")
@@ -70,7 +67,7 @@ class PictureForm:
     @property
     def shape(self) -> tuple[int, int, int]:
         """Of a record: height, width, channels."""
-        return self.size[1], self.size[0], 1 if self.mode == "grey" else 3
+        return shape_of(self.size, self.mode)
 
     def decode(self, data: bytes) -> NDArray[np.uint8]:
         """One picture, turned upright, as a record.

@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 from dpagent.errors import DataError
 from dpagent.learning.data.archive import ZipMembers, obstacle, open_zip
-from dpagent.learning.data.format import Half
+from dpagent.learning.data.declared import Half
 from dpagent.learning.data.formats.images.decoding import SUFFIXES
 from dpagent.learning.data.location import entries_of, names_in
 from dpagent.learning.data.problems import MOST_SAID

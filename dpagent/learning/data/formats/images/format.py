@@ -13,12 +13,7 @@ from dpagent.learning.data.classes import Classes, classes_of_texts, warnings_ab
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.format import Format, Inferred, Source
 from dpagent.learning.data.formats.images.dataset import PictureTerms, list_pictures, listed, open_pictures
-from dpagent.learning.data.formats.images.decoding import (
-    Mode,
-    PictureForm,
-    read_form,
-    require_pillow,
-)
+from dpagent.learning.data.formats.images.decoding import PictureForm, read_form, require_pillow
 from dpagent.learning.data.formats.images.files import (
     Listing,
     PictureFiles,
@@ -28,7 +23,7 @@ from dpagent.learning.data.formats.images.files import (
     is_picture,
     printable,
 )
-from dpagent.learning.data.formats.images.settings import ImageForm, ImageSettings
+from dpagent.learning.data.formats.images.settings import ImageForm, ImageSettings, Mode
 from dpagent.learning.data.formats.images.unlabelled import PictureReader, picture_form
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location

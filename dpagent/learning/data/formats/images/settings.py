@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from dpagent.learning.data.formats.images.decoding import MAX_PIXELS, Mode, PictureForm
 from dpagent.learning.data.record_form import RecordForm
+
+Mode = Literal["grey", "rgb"]
+MAX_PIXELS: Final = 8 << 20
+"""Unless more are allowed: a frame of 4K video, and what a board of 512 MiB can decode beside its agent."""
 
 Pixels = Annotated[int, Field(ge=1, le=4096)]
 
@@ -18,6 +21,11 @@ def _relative(folder: str) -> str:
     if path.is_absolute() or ".." in path.parts or not folder:
         raise ValueError("expected a folder below the path, such as train, or . for the path itself")
     return str(path)
+
+
+def shape_of(size: tuple[int, int], mode: Mode) -> tuple[int, int, int]:
+    """Height, width and channels of a picture of that width and height."""
+    return size[1], size[0], 1 if mode == "grey" else 3
 
 
 class ImageForm(RecordForm):
@@ -34,7 +42,7 @@ class ImageForm(RecordForm):
     def record_shape(self) -> tuple[int, ...] | None:
         """As of :class:`RecordForm`: height, width, channels."""
         pair = self.pair()
-        return None if pair is None or self.mode is None else PictureForm(pair, self.mode).shape
+        return None if pair is None or self.mode is None else shape_of(pair, self.mode)
 
     def pair(self) -> tuple[int, int] | None:
         """The size as width and height."""

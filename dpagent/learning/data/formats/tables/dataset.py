@@ -144,7 +144,7 @@ class TableDataset(Dataset):
         self.columns = tuple(form.features or ())
         self._ends = np.cumsum([len(index.starts) for index in indexes], dtype=np.int64)
         self._unsettled = np.concatenate([np.empty(0, np.bool_), *(index.unsettled for index in indexes)])
-        self._offset, self._scale = form.constants(self.columns)
+        self._offset, self._scale = map(np.array, form.constants(self.columns))
         shape = (len(self.columns),) if form.window is None else (form.window, len(self.columns))
         super().__init__(
             self._labels(), classes.count, shape=shape, dtype=np.dtype(np.float32), class_names=classes.names,

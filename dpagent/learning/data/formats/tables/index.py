@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import ClassTable
-from dpagent.learning.data.dataset import DIGEST_BYTES, MAX_CLASSES
+from dpagent.learning.data.dataset import DIGEST_BYTES
+from dpagent.learning.data.declared import MAX_CLASSES
 from dpagent.learning.data.formats.tables.header import Columns
 from dpagent.learning.data.formats.tables.rows import (
     LONGEST_ROW,

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 
-from dpagent.errors import ConfigurationError, DataError, ParameterError
+from dpagent.errors import ConfigurationError, ParameterError
 from dpagent.learning.data.names import PlainName
 from dpagent.learning.data.record_form import RecordForm
-from dpagent.wording import counted, named
+from dpagent.wording import named
 
 
 def _delimiter(value: str) -> str:
@@ -92,8 +90,8 @@ class TableForm(RecordForm):
         """The columns that are named, each with the key that names it; without ``labelled`` no label."""
         return [("features", name) for name in self.features or ()]
 
-    def constants(self, names: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Offset and scale of each input, ``(features,)``.
+    def constants(self, names: Sequence[str]) -> tuple[list[float], list[float]]:
+        """Offset and scale of each input.
 
         Raises:
             ConfigurationError: one names a column that is no input.
@@ -106,37 +104,8 @@ class TableForm(RecordForm):
                     f"{named(key)} names the column {unknown[0]!r}, which is no input; expected some of"
                     f" {', '.join(names[:20])}."
                 )
-            made.append(np.array(_by_column(given, default, names), np.float64))
+            made.append(_by_column(given, default, names))
         return made[0], made[1]
-
-    def record(self, columns: Mapping[str, Any]) -> NDArray[np.float32]:
-        """A record from its columns as they were read: a number each, or with a window one for each row.
-
-        Args:
-            columns: by name; those that are no inputs do not matter.
-
-        Raises:
-            DataError: one is missing, or is something else.
-        """
-        names, rows = self.features or [], self.window
-        expected = "a number" if rows is None else f"a list of {counted(rows, 'number')}"
-        if missing := [name for name in names if name not in columns]:
-            raise DataError(
-                f"The column {missing[0]!r} is missing; expected {', '.join(names[:20])}, {expected} each."
-            )
-        series = []
-        for name in names:
-            try:
-                values = np.asarray(columns[name])
-            except (ValueError, OverflowError):  # lists of several lengths, numbers of too many digits
-                values = np.empty(0)
-            if values.dtype.kind not in "iuf" or values.shape != (() if rows is None else (rows,)):
-                raise DataError(f"The column {name!r} is something else; expected {expected}.")
-            series.append(values.astype(np.float64))
-        offset, scale = self.constants(names)
-        with np.errstate(over="ignore", invalid="ignore"):
-            scaled: NDArray[np.float32] = ((np.stack(series, axis=-1) - offset) / scale).astype(np.float32)
-        return scaled
 
     def _meaning(self, key: str, form: Self) -> Any:
         given = getattr(form, key)

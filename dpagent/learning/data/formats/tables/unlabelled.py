@@ -63,7 +63,7 @@ def unlabelled_rows(path: Path, form: CsvSettings) -> Iterator[Input]:
 
 def _records(file: Path, form: CsvSettings) -> Iterator[Input]:
     with opened_rows(open_raw(file), form, labelled=False) as (lines, columns):
-        offset, scale = form.constants(columns.names)
+        offset, scale = map(np.array, form.constants(columns.names))
         windows: Windows[Row] = Windows(form)
         number = 0
         for row in checked_rows(lines, columns, form, None):

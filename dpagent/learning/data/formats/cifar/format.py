@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import within
 from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, Origin
-from dpagent.learning.data.format import Format, Half, Inferred, Source
+from dpagent.learning.data.declared import Half
+from dpagent.learning.data.format import Format, Inferred, Source
+from dpagent.learning.data.formats.cifar.settings import CifarSettings
 from dpagent.learning.data.glance import Glance
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.problems import Problems
@@ -32,18 +34,10 @@ from dpagent.learning.data.stored import (
     digest_of,
     open_raw,
 )
-from dpagent.settings import Settings
 from dpagent.wording import counted
 
 _PIXELS: Final = 32 * 32 * 3
 _RECORDS_AT_ONCE: Final = 1024
-
-
-class CifarSettings(Settings):
-    """Which of the two the files are laid out as. Public."""
-
-    layout: Literal["cifar-10", "cifar-100"] | None = None
-    """How a record is stored, and what its files are called: with one label, or with two."""
 
 
 class _Layout(NamedTuple):

@@ -1,0 +1,175 @@
+"""A process that answers one question and ends, with the memory that the answer took.
+
+The agent serves the network and keeps the books. What needs numpy, and libraries that take tens of MiB, is
+asked of such a process: the memory is there while it computes, and the system's again when it has ended.
+The program (:mod:`agent.errand_program`) gets the question over a socket, and ends when the agent does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from agent.child_log import Said
+from agent.child_programs import environment
+from agent.sensors import processor_s_of
+from dpagent.errors import DpagentError
+
+_ENDING_S: Final = 5.0
+
+
+class ErrandError(DpagentError):
+    """A process could not be started, or ended without an answer; the text gives the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a question.
+
+    Attributes:
+        value: the answer.
+        spent_s: processor time of the process, its start included, in seconds.
+    """
+
+    value: Any
+    spent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """That there is no answer.
+
+    Attributes:
+        kind: of the error, one that the agent knows.
+        reason: in words.
+        spent_s: as of :class:`Answer`.
+    """
+
+    kind: type[DpagentError]
+    reason: str
+    spent_s: float
+
+    def error(self) -> DpagentError:
+        """What the one who asked is to see."""
+        error = self.kind.__new__(self.kind)  # Some put their sentence together from parts.
+        error.args = (self.reason,)
+        return error
+
+
+class _Nothing:
+    """In place of a question: there is none."""
+
+
+class Errand:
+    """Starts a program, asks it one question, and takes what it says.
+
+    Args:
+        program: a module that calls :func:`agent.errand_program.answer`. It gets ready at once.
+
+    Attributes:
+        answer: to come: an :class:`Answer`, or a :class:`Refusal`; if the process ends without one, of
+            :class:`ErrandError`.
+
+    Raises:
+        ErrandError: it cannot be started.
+    """
+
+    def __init__(self, program: str) -> None:
+        self.answer: Future[Answer | Refusal] = Future()
+        try:
+            ours, theirs = socket.socketpair()
+            with contextlib.ExitStack() as closing:
+                closing.enter_context(theirs)
+                closing.enter_context(ours)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", program, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    env=environment() | {"OPENBLAS_NUM_THREADS": "1"},
+                    process_group=0,
+                )
+                self._connection = Connection(ours.detach())
+        except OSError as error:
+            raise ErrandError(f"the process {program} cannot be started: {error}") from error
+        self._program = program
+        self._questions: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=program, daemon=True)
+        self._thread.start()
+
+    def ask(self, question: object) -> Future[Answer | Refusal]:
+        """Ask the question; :attr:`answer` is returned.
+
+        Args:
+            question: that can be pickled, as the answer can.
+        """
+        self._questions.put(question)
+        return self.answer
+
+    def wait(self, question: object) -> Any:
+        """The answer to the question, once it is there; ends the process in any case.
+
+        Args:
+            question: as of :meth:`ask`.
+
+        Raises:
+            DpagentError: as the program has it; or the process ended.
+        """
+        try:
+            said = self.ask(question).result()
+        finally:
+            self.end()
+        if isinstance(said, Refusal):
+            raise said.error()
+        return said.value
+
+    def end(self) -> None:
+        """End the process, whatever it is at."""
+        self._questions.put(_Nothing())
+        with contextlib.suppress(ProcessLookupError):
+            if self._process.poll() is None:  # so that nobody else has its number
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._thread.join(_ENDING_S)
+
+    def _run(self) -> None:
+        said: Answer | Refusal | None = None
+        question = self._questions.get()
+        with contextlib.suppress(EOFError, OSError), self._connection as connection:
+            if not isinstance(question, _Nothing):
+                connection.send((logging.getLogger().getEffectiveLevel(), question))
+            while said is None:
+                message = connection.recv()
+                if isinstance(message, Said):
+                    message.log()
+                else:
+                    said = message
+        spent_s = processor_s_of(self._process.pid, with_children=False)
+        code = self._process.wait()
+        if said is None:
+            how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+            hint = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
+            said = Refusal(ErrandError, f"the process {self._program} ended: {how}{hint}", spent_s)
+        self.answer.set_result(said)
+
+
+def ask(program: str, question: object) -> Any:
+    """The answer to a question, once it is there.
+
+    Args:
+        program: as of :class:`Errand`.
+        question: as of :meth:`Errand.ask`.
+
+    Raises:
+        DpagentError: as the program has it; or the process cannot be started, or ended.
+    """
+    return Errand(program).wait(question)

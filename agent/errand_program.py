@@ -1,0 +1,66 @@
+"""What the programs that :mod:`agent.errand` starts have in common: one question, one answer, the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from agent.child_log import SaidOver
+from agent.errand import Answer, Refusal
+from dpagent.errors import DpagentError, said
+
+log = logging.getLogger(__name__)
+
+_KNOWN: Final = ("agent.declined", "agent.limits", "dpagent.errors")
+"""Where the errors are defined that the agent knows; of another, it gets the first base that is."""
+
+
+def answer(answered: Callable[[Any], object]) -> None:
+    """Answer the question that comes over the descriptor which the command line names.
+
+    Args:
+        answered: the answer to it.
+    """
+    # A terminal's Ctrl-C and a service manager's SIGTERM go to all programs; the agent ends this one.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    connection = Connection(int(sys.argv[1]))
+    try:
+        level, question = connection.recv()
+    except EOFError:  # Nobody asks.
+        return
+    threading.Thread(target=_end_with_agent, args=[connection], daemon=True).start()
+    way = SaidOver(connection)
+    logging.basicConfig(level=level, handlers=[way], format="%(message)s")
+    way.send(outcome(answered, question))
+
+
+def outcome(answered: Callable[[Any], object], question: Any) -> Answer | Refusal:
+    """The answer to a question, or the reason why there is none.
+
+    Args:
+        answered: the answer to it.
+        question: to be answered.
+    """
+    try:
+        return Answer(answered(question), time.process_time())
+    except DpagentError as error:
+        kind = next(each for each in type(error).__mro__ if each.__module__ in _KNOWN)
+        return Refusal(kind, str(error), time.process_time())
+    except Exception as error:
+        log.debug("the details", exc_info=True)
+        return Refusal(DpagentError, said(error), time.process_time())
+
+
+def _end_with_agent(connection: Connection) -> None:
+    try:
+        connection.recv()  # Nothing more comes.
+    except (EOFError, OSError):
+        os._exit(0)

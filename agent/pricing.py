@@ -1,0 +1,115 @@
+"""The pricing process, as the agent sees it: whether a round may run, what it costs, and whether a ledger is
+right.
+
+All of that takes numpy, and tens of MiB for distributions of privacy losses. So a process of its own answers
+(:mod:`agent.pricing_program`), and ends. It gets the plan, the weights, what the ledger adds up to and the
+device's limits; it has no record, nor a file that holds any, and the agent charges what it answers before
+anybody reads one. A process that cannot be started, or ends without an answer, is a round that the device
+declines.
+
+A schedule that is slow to price costs that process its time, and the agent goes on meanwhile. What the last
+round costs, as long as nothing else was charged, and what the last jobs cost is remembered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Final, NamedTuple, Protocol
+
+from agent.charges import Charge, Record, digest_of
+from agent.errand import Answer, Errand, ErrandError, Refusal, ask
+from agent.pricing_messages import JobPrice, Priced, PriceQuestion, ReplayQuestion
+from dpagent.errors import DpagentError, LedgerError
+
+_PROGRAM: Final = "agent.pricing_program"
+
+
+class Verdict(NamedTuple):
+    """What came of a question. Public: it follows from no record.
+
+    Attributes:
+        charges: to be made before a record is read, of no time yet; none if there is a reason why not.
+        why_not: why the round may not run, or None.
+        spent_s: processor time that the answer took elsewhere, in seconds.
+    """
+
+    charges: tuple[Charge, ...]
+    why_not: DpagentError | None = None
+    spent_s: float = 0.0
+
+
+class Prices(Protocol):
+    """Whoever prices rounds for a :class:`~agent.cycle.Cycle`: one at a time."""
+
+    def ask(self, question: PriceQuestion) -> Future[Verdict]:
+        """Price a round. The answer raises nothing."""
+        ...
+
+    def end(self) -> None:
+        """End what goes on; nobody waits for its answer."""
+        ...
+
+
+class Pricing:
+    """Starts, asks and ends pricing processes. Implements :class:`Prices`."""
+
+    def __init__(self) -> None:
+        self._errand: Errand | None = None
+        self._known: Mapping[str, JobPrice] = {}
+        self._last: tuple[tuple[bytes, int, bool], tuple[Charge, ...]] | None = None
+        """The last answer, and for which plan and how many charges it holds."""
+
+    def ask(self, question: PriceQuestion) -> Future[Verdict]:
+        """As of :class:`Prices`."""
+        self.end()
+        verdict: Future[Verdict] = Future()
+        key = digest_of(question.plan), question.books.number_of_charges, question.is_charged
+        if self._last is not None and self._last[0] == key:
+            verdict.set_result(Verdict(self._last[1]))
+            return verdict
+        try:
+            self._errand = Errand(_PROGRAM)
+        except ErrandError as error:
+            verdict.set_result(Verdict((), error))
+            return verdict
+
+        def take(answer: Future[Answer | Refusal]) -> None:
+            said = answer.result()
+            if isinstance(said, Answer):
+                self._known, self._last = said.value.known, (key, said.value.charges)
+            verdict.set_result(verdict_of(said))
+
+        self._errand.ask(replace(question, known=self._known)).add_done_callback(take)
+        return verdict
+
+    def end(self) -> None:
+        """As of :class:`Prices`; the process is killed."""
+        if self._errand is not None:
+            self._errand.end()
+            self._errand = None
+
+
+def verdict_of(said: Answer | Refusal) -> Verdict:
+    """What the pricing process said to a :class:`~agent.pricing_messages.PriceQuestion`."""
+    if isinstance(said, Refusal):
+        return Verdict((), said.error(), said.spent_s)
+    priced: Priced = said.value
+    return Verdict(priced.charges, spent_s=said.spent_s)
+
+
+def replay_apart(records: Sequence[Record]) -> None:
+    """Have the records of a ledger replayed (:func:`agent.replay.replay`) in a process that ends.
+
+    Raises:
+        LedgerError: as there; or they cannot be checked on this board now.
+    """
+    try:
+        ask(_PROGRAM, ReplayQuestion(tuple(records)))
+    except LedgerError:
+        raise
+    except DpagentError as error:
+        raise LedgerError(
+            f"The ledger cannot be checked: {error}. It is as it was; start the agent again."
+        ) from error

@@ -1,0 +1,112 @@
+"""The files of decoded records, and of what a look at the data found, apart from what stands in them.
+
+:mod:`agent.rows` says what they are for; the agent itself only drops what a look found that was cut short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from dpagent.storage import disk_errors, overwrite, replace_durably
+
+COUNTS_AFTER_S: Final = 900.0
+"""What a look at the data found counts so long after its beginning; see :mod:`agent.decoding`."""
+
+
+class RowFiles:
+    """The two files, and what the last look found.
+
+    Args:
+        state_dir: where they are.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self.rows_file, self._index_file = state_dir / "records.rows", state_dir / "records.index"
+        self._found_file, self._spare_file = state_dir / "records.found", state_dir / "records.spare"
+        self._old_file = state_dir / "records.old"
+        """A second name of the index, while another takes its place; before the first, the file that becomes
+        its spare."""
+        self._lock_file = state_dir / "records.lock"
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Be the only one who writes; waits until another is done."""
+        with disk_errors(self._lock_file):
+            lock = self._lock_file.open("a")
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def sign(self) -> tuple[int, int] | None:
+        """Two numbers that change with the index."""
+        try:
+            known = self._index_file.stat()
+        except OSError:
+            return None
+        return known.st_ino, known.st_mtime_ns
+
+    def take_found(self) -> None:
+        """Let what the last look found count, if it is whole and not taken yet.
+
+        Raises:
+            StorageError: the disk fails.
+        """
+        if self._found_file.exists():
+            self._replace_index(self._found_file)
+
+    def drop_found(self) -> None:
+        """Forget what the last look found.
+
+        Raises:
+            StorageError: the disk fails.
+        """
+        with disk_errors(self._found_file), contextlib.suppress(FileNotFoundError):
+            self._found_file.replace(self._spare_file)
+
+    def _write_spare(self, data: bytes) -> None:
+        """Write an index over the spare one."""
+        self._recover()
+        self.drop_found()
+        with disk_errors(self._spare_file), _of_size(self._spare_file, len(data)) as descriptor:
+            overwrite(descriptor, data, 0)
+            os.fsync(descriptor)
+
+    def _replace_index(self, new: Path) -> None:
+        """Let another file be the index; the old one becomes the spare one."""
+        self._recover()
+        with disk_errors(self._index_file):
+            if self._index_file.exists():
+                os.link(self._index_file, self._old_file)
+            else:  # So that there are two from the first one on.
+                with _of_size(self._old_file, new.stat().st_size):
+                    pass
+            replace_durably(self._index_file, new)
+            replace_durably(self._spare_file, self._old_file)
+
+    def _recover(self) -> None:
+        """Put right what a crash left while an index took another's place."""
+        with disk_errors(self._index_file):
+            if not self._old_file.exists():
+                return
+            if self._spare_file.exists() or self._found_file.exists():
+                self._old_file.unlink()
+            else:
+                self._old_file.replace(self._spare_file)
+
+
+@contextmanager
+def _of_size(file: Path, size: int) -> Iterator[int]:
+    """A file of a size, on blocks of its own, open for writing."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        os.truncate(descriptor, size)
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""CIFAR in binary form as a data format."""

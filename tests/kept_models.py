@@ -1,0 +1,18 @@
+"""The latest model's file, written in the tests' process: for tests in which writing it fails, or waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.latest_model import KeepQuestion, Kept
+from agent.model_keeping import kept
+
+
+def kept_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let it be written here from now on, by what that process runs."""
+
+    def ask(program: str, question: KeepQuestion) -> Kept:
+        assert program == "agent.model_keeping"
+        return kept(question)
+
+    monkeypatch.setattr("agent.latest_model.ask", ask)
