@@ -44,7 +44,7 @@ def plant(leak: str) -> None:
         _kept[-1].start()
 
     def disk(state: AgentState) -> None:
-        with Path(state.files.directory, "left").open("ab") as file:
+        with Path(state.files.state_dir, "left").open("ab") as file:
             file.write(bytes(LEAKED_BYTES))
 
     leaks: dict[str, Callable[[AgentState], None]] = {
