@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from dpagent.storage import disk_errors, overwrite, replace_durably
+from dpagent.storage import disk_errors, open_private, overwrite, replace_durably
 
 COUNTS_AFTER_S: Final = 900.0
 """What a look at the data found counts so long after its beginning; see :mod:`agent.decoding`."""
@@ -38,7 +38,7 @@ class RowFiles:
     def writing(self) -> Iterator[None]:
         """Be the only one who writes; waits until another is done."""
         with disk_errors(self._lock_file):
-            lock = self._lock_file.open("a")
+            lock = open_private(self._lock_file, "a")
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

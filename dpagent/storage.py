@@ -17,7 +17,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import IO, Final
 
 from dpagent import faults
 from dpagent.errors import DamagedDatabaseError, StateInUseError, StorageError
@@ -85,8 +85,17 @@ def _whose(path: Path) -> str:
     )
 
 
+def open_private(path: Path, mode: str) -> IO[str]:
+    """Open a text file that, if it is made, is for its owner alone: also in a directory that others may look
+    into, and whatever the umask is."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
 class StateDirectory:
     """A state directory, created private (mode 0700) and held exclusively while open.
+
+    One that was there before keeps its mode: it may be the root of a disk. So each file in it that holds
+    anything private has the mode 0600.
 
     Args:
         path: The directory; parents are created as needed.
@@ -100,7 +109,7 @@ class StateDirectory:
         self.path = path
         with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = (path / "lock").open("a+")
+            self._lock = open_private(path / "lock", "a+")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -139,6 +148,7 @@ def open_database(
     """Open or create a durable database and bring its schema up to date.
 
     A new one takes its place with its whole schema: whoever reads it beside a crash finds all or none of it.
+    It is for its owner alone, and so are the log and the index that SQLite keeps beside it.
 
     Args:
         path: The file. Its directory must exist.
@@ -176,6 +186,7 @@ def _create_database(path: Path, migrations: Sequence[Migration], page_bytes: in
     # Of a crash while it was made, and of a database that somebody deleted.
     for leftover in (new, Path(f"{new}-journal"), Path(f"{path}-wal"), Path(f"{path}-shm")):
         leftover.unlink(missing_ok=True)
+    os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
         connection.execute(f"PRAGMA page_size={page_bytes}")
         _migrate(connection, path, migrations)
