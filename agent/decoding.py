@@ -18,7 +18,6 @@ exit code than 0, it writes the reason why the rows stay as they are to standard
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import logging
@@ -39,6 +38,7 @@ from numpy.typing import NDArray
 
 from agent.bounded_decoding import ATTEMPTS, Limits, Outcome, address_space, decode_apart
 from agent.data_settings import DataSettings
+from agent.priority import end_first
 from agent.row_index import DECODED, FREE, TO_ERASE, UNUSABLE, Index
 from agent.rows import RowStore
 from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode
@@ -366,15 +366,6 @@ def _limit_memory(order: Order) -> None:
     )
 
 
-def _end_first() -> None:
-    """Let the system end this process and its forks before any other where memory runs out.
-
-    Else a picture that takes much memory could end the training process, and so a round that is prepared.
-    """
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-
-
 def end_with_pipe(descriptor: int, group: int) -> None:
     """Let the kernel end a process group when the other end of a pipe closes, to which nothing is written.
 
@@ -396,7 +387,7 @@ def end_with_pipe(descriptor: int, group: int) -> None:
 def main() -> None:
     """Carry out the order on standard input."""
     os.nice(NICENESS)
-    _end_first()
+    end_first()
     parent = int(sys.argv[1])
     end_with_pipe(parent, os.getpgrp())  # So has the parent, unless it ended before.
     if select.select([parent], [], [], 0)[0]:

@@ -1,4 +1,4 @@
-"""The place of a program behind the board's others: for the processor, and for the disk."""
+"""The place of a program behind the board's others: for the processor, the disk, and memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import platform
+from pathlib import Path
 from typing import Final
 
 _IOPRIO_SET: Final = {"x86_64": 251, "i686": 289, "aarch64": 30, "riscv64": 30, "armv7l": 314, "armv6l": 314}
@@ -31,12 +32,23 @@ def give_way(niceness: int) -> None:
         ctypes.CDLL(None, use_errno=True).syscall(number, _WHO_PROCESS, 0, _CLASS_IDLE)
 
 
-def give_way_to_all() -> None:
-    """Run only where nothing else wants a core, behind training too.
+def end_first() -> None:
+    """Let the system end this program and its forks before any other where memory runs out.
 
-    So a program of the board's owner that reads its records, and takes as long as they make it take, makes no
-    round late.
+    Of a program that reads records: else one that takes much memory, such as a large picture, could end the
+    training process, and so make a round late.
     """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def give_way_to_all() -> None:
+    """Run only where nothing else wants a core, behind training too, and end first where memory runs out.
+
+    So a program of the board's owner that reads its records, and takes as long and as much memory as they
+    make it take, makes no round late.
+    """
+    end_first()
     give_way(_NICEST)
     with contextlib.suppress(OSError):  # A sandbox may forbid it.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

@@ -138,10 +138,22 @@ def scheduling_of(process: int) -> tuple[int, int]:
 
 
 def test_it_gives_way_to_a_round(tmp_path: Path) -> None:
-    """How long it takes is a matter of records, and the fleet's operator chooses when a model comes, after
-    which an owner's command may run it. Before, it went before training, which was late for it."""
+    """How long it takes, and how much memory, is a matter of records, and the fleet's operator chooses when a
+    model comes, after which an owner's command may run it. Before, it went before training, which was late
+    for it; and where memory ran out, the system ended the larger of the two."""
     config = board(tmp_path)
     options = ("--config", config, "--epochs", "1000", "--layers", "all")
     with Child(command_line("personalise", *options), tmp_path / "personalise.log") as child:
         pid = child.process.pid
         wait_until(lambda: scheduling_of(pid) == (19, os.SCHED_IDLE), "its place behind all others")
+        assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"
+
+
+def test_what_one_left_that_was_killed_is_gone_with_the_next(tmp_path: Path) -> None:
+    """Features of records. After so many jobs, they would fill the disk."""
+    config = board(tmp_path)
+    left = tmp_path / "state" / "personalise-killed"
+    left.mkdir()
+    (left / "features.f32").write_bytes(bytes(1 << 20))
+    assert personalise(config, "--epochs", "1").returncode == 0
+    assert not list((tmp_path / "state").glob("personalise-*"))
