@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import resource
 import select
@@ -37,9 +36,10 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS: Final = 2
 """A record that fails takes so many times its limit of time at most."""
-_PATIENCE: Final = 30
-"""Seconds by the clock for each of processor time: training has priority on a busy board."""
-_PIECE_S: Final = 1.0
+PATIENCE: Final = 30.0
+"""Seconds by the clock for each of processor time that a record may take, where nothing waits for the end:
+other programs have priority on a busy board."""
+_PIECES: Final = 20
 _LONGEST: Final = 1_000
 """Characters of a sentence: a report fits the pipe at once."""
 _REPORTS_BYTES: Final = 65_536
@@ -79,7 +79,12 @@ class Outcome:
 
 
 def decode_apart(
-    dataset: Dataset, numbers: Sequence[int], rows: Sequence[int], descriptor: int, limits: Limits
+    dataset: Dataset,
+    numbers: Sequence[int],
+    rows: Sequence[int],
+    descriptor: int,
+    limits: Limits,
+    patience: float = PATIENCE,
 ) -> Generator[Outcome, None, None]:
     """Decode records into rows of a file.
 
@@ -89,6 +94,7 @@ def decode_apart(
         rows: the row of each.
         descriptor: of the file.
         limits: for each record.
+        patience: seconds by the clock for each of processor time that a record may take.
 
     Yields:
         The outcome of each, in order.
@@ -96,10 +102,11 @@ def decode_apart(
     Raises:
         StorageError: the file cannot be written.
     """
-    start, alone = 0, False
+    start, alone, longest_s = 0, False, patience * limits.seconds
     while start < len(numbers):
         stop = start + 1 if alone else len(numbers)
-        worker = _Worker(dataset, numbers[start:stop], rows[start:stop], descriptor, limits, alone=alone)
+        some, places = numbers[start:stop], rows[start:stop]
+        worker = _Worker(dataset, some, places, descriptor, limits, longest_s, alone=alone)
         try:
             for outcome in worker.outcomes():
                 start += 1
@@ -114,7 +121,8 @@ def decode_apart(
             alone = False
         elif alone or _is_late(status):
             is_final = not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM)
-            yield Outcome(0, f"{dataset.place_of(numbers[start])}: {_reason(status, limits)}", is_final)
+            why = _reason(status, limits, longest_s)
+            yield Outcome(0, f"{dataset.place_of(numbers[start])}: {why}", is_final)
             start, alone = start + 1, False
         else:
             alone = True
@@ -130,12 +138,13 @@ class _Worker:
         rows: Sequence[int],
         descriptor: int,
         limits: Limits,
+        longest_s: float,
         *,
         alone: bool,
     ) -> None:
         self._reports, reports = os.pipe()
-        self._pieces = math.ceil(_PATIENCE * limits.seconds / _PIECE_S)
-        """That each report is waited for."""
+        self._piece_ms = 1_000 * longest_s / _PIECES
+        """Each report is waited for so many times so long."""
         try:
             self._process = os.fork()
         except OSError:
@@ -157,7 +166,7 @@ class _Worker:
         poll.register(self._reports, select.POLLIN)
         with os.fdopen(self._reports, "rb", buffering=0) as stream:
             while True:
-                if not any(poll.poll(1_000 * _PIECE_S) for _ in range(self._pieces)):
+                if not any(poll.poll(self._piece_ms) for _ in range(_PIECES)):
                     os.kill(self._process, signal.SIGALRM)
                     return
                 if not (data := stream.read(_REPORTS_BYTES)):
@@ -236,8 +245,8 @@ def _is_late(status: int) -> bool:
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGALRM)
 
 
-def _reason(status: int, limits: Limits) -> str:
-    """Why a fork ended with a record, in words for its owner."""
+def _reason(status: int, limits: Limits, longest_s: float) -> str:
+    """Why a fork ended with a record that has so much time by the clock, in words for its owner."""
     advice = "Remove it, or raise data.decoding in agent.yaml."
     if not os.WIFSIGNALED(status):
         return f"its decoder failed, maybe for want of memory. {advice}"
@@ -245,6 +254,6 @@ def _reason(status: int, limits: Limits) -> str:
         case signal.SIGPROF:
             return f"decoding it takes more than {limits.seconds:g} s of processor time. {advice}"
         case signal.SIGALRM:
-            return f"it is not decoded after {_PATIENCE * limits.seconds:g} s. It is tried again."
+            return f"it is not decoded after {longest_s:g} s. It is tried again."
         case number:
             return f"its decoder was ended by signal {number} ({signal.strsignal(number)}). {advice}"

@@ -7,10 +7,12 @@ a limit on its memory.
 **When new records count.** How long a look takes depends on what it decodes. If what it found counted as soon
 as it is done, one record that is slow to decode would keep all that come with it out of the next round. So
 while the agent runs, a look decodes at most so many new records as fit :data:`LOOK_S` if each takes all the
-time that it may, in both attempts that a failing one has. What it found counts from
-:data:`~agent.row_files.COUNTS_AFTER_S` after its beginning on, when it is done whatever the records were; a
-look that is cut short before that has found nothing, also if it was done. Records beyond that number wait for
-the next look; there, one new record may keep one other out for a look, as at the bound of ``max_records``.
+time that it may, in both attempts that a failing one has. By the clock, each has :data:`PATIENCE` times as
+long, and then is left for the next look, alone. What a look found counts from
+:data:`~agent.row_files.COUNTS_AFTER_S` after its beginning on, when it is done whatever the records were, and
+whatever else the board computes; one that is cut short before that has found nothing, also if it was done.
+Records beyond that number wait for the next look; there, one new record may keep one other out for a look, as
+at the bound of ``max_records``.
 
 It reads its :class:`Order` from standard input, and ends when the other end of the pipe closes. With another
 exit code than 0, it writes the reason why the rows stay as they are to standard output.
@@ -36,6 +38,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from agent import bounded_decoding
 from agent.bounded_decoding import ATTEMPTS, Limits, Outcome, address_space, decode_apart
 from agent.data_settings import DataSettings
 from agent.priority import end_first
@@ -55,6 +58,10 @@ LOOK_S: Final = 240.0
 NICENESS: Final = 4
 """More than training has. So a look gets 29 % of a core that both want all the time: enough to be done when
 what it found counts, and so little that training keeps its slots (:mod:`agent.effort`)."""
+PATIENCE: Final = 3.6
+"""Seconds by the clock for each of processor time that a record may take while the agent runs: as many as it
+needs beside training, and so few that a look is done when it counts, however little others leave it of a
+core. A coordinator that keeps the agent of a board with one core busy leaves it 9 %."""
 _PUBLISH_S: Final = 10.0
 """What is decoded at once is published at least this often, so that another attempt goes on from there."""
 _LISTING_BYTES: Final = 512 << 20
@@ -267,7 +274,8 @@ class _Update:
         """
         moved, published = {}, time.monotonic()
         rows = self._rows[list(numbers)].tolist()
-        apart = decode_apart(dataset, [*numbers.values()], rows, descriptor, self._limits)
+        patience = bounded_decoding.PATIENCE if self._order.at_once else PATIENCE
+        apart = decode_apart(dataset, [*numbers.values()], rows, descriptor, self._limits, patience)
         with closing(apart) as outcomes:
             for place, row, outcome in zip(numbers, rows, outcomes, strict=True):
                 if outcome.has_moved:

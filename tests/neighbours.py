@@ -41,7 +41,12 @@ def decode_here(settings: DataSettings, state: Path) -> None:
 
 
 def _decode_in_here(
-    dataset: Dataset, numbers: Sequence[int], rows: Sequence[int], descriptor: int, _limits: Limits
+    dataset: Dataset,
+    numbers: Sequence[int],
+    rows: Sequence[int],
+    descriptor: int,
+    _limits: Limits,
+    _patience: float,
 ) -> Generator[Outcome, None, None]:
     """As a fork does it: to fork this process, whose memory is large, takes longer than to decode."""
     for number, row in zip(numbers, rows, strict=True):

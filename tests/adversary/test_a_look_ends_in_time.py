@@ -4,8 +4,9 @@ Claim: a look at the data takes no more processor time than :data:`agent.decodin
     records are, so that what it found counts from a time on that no record moves; and a round that takes in
     new records computes features of as many, however many there are and whoever asked for them last; after a
     power cut among them too.
-Parameters: records that spin for 0.8 of their limit and then fail; a model with a front end, and pictures
-    that come between two rounds, which the same training process or a new one takes in.
+Parameters: records that spin for 0.8 of their limit and then fail, or that get next to nothing of a core; a
+    model with a front end, and pictures that come between two rounds, which the same training process or a
+    new one takes in.
 
 Before, a record that failed was tried once more at the same price, so that a look took up to twice its time,
 960 s, while it counted after 600 s: one record more decided on all. And features of new records were counted
@@ -14,6 +15,13 @@ after ten idle minutes, computed features of new records that its trial had not 
 its answer told how many there were. And the features of a round counted as computed when those of its
 records were, so that after the end of a training process among them, the slots of its answer told whether
 it was before or after that (15 s with 40 records of 400, 21 s with 300).
+
+By the clock, a record had thirty times its processor time, and so a look of 24 pictures two hours, where it
+counted after fifteen minutes. A coordinator leaves it little of a core: on a board with one, the agent that
+it keeps busy and training take 91 %, since a look is nine and four steps of niceness behind them. Then 23
+pictures of 3.3 s each (12 Mpixels on a Raspberry Pi Zero) take 816 s, and with one that fails after 4.9 s,
+twice, 921 s: so one record kept 23 others out of a round. One that waits for its disk took 150 s without any
+other load.
 
 Power: no randomness. The first test measures processor time, with a margin of a third on either side.
 """
@@ -37,7 +45,7 @@ from pictures import folder_of
 
 from agent.bounded_decoding import Limits, decode_apart
 from agent.data_settings import DataSettings
-from agent.decoding import LOOK_S, most_new
+from agent.decoding import COUNTS_AFTER_S, LOOK_S, PATIENCE, most_new
 from agent.effort import Effort
 from agent.profile import load_profile
 from agent.settings import AgentSettings, load_agent_settings
@@ -87,6 +95,29 @@ def test_a_look_is_counted_with_all_the_attempts_that_its_records_have(tmp_path:
     taken_s = children_s() - before_s
     assert taken_s > 0.8 * SECONDS * COUNT
     assert taken_s < priced_s * COUNT
+
+
+class Starved(SlowToFail):
+    """Records of which every other one stands still, as one does that gets nothing of a core."""
+
+    def _read(self, indices: Indices) -> NDArray[Any]:
+        if indices[0] % 2:
+            time.sleep(60.0)
+        return np.zeros((len(indices), 2), np.uint8)
+
+
+def test_a_look_is_done_when_it_counts_however_little_of_a_core_it_gets(tmp_path: Path) -> None:
+    """A record that gets too little waits for the next look, and no other waits with it."""
+    descriptor = os.open(tmp_path / "rows", os.O_RDWR | os.O_CREAT)
+    limits = Limits(64 << 20, SECONDS)
+    outcomes = decode_apart(Starved(), range(COUNT), range(COUNT), descriptor, limits, PATIENCE)
+    found = [(outcome.problem, outcome.is_final) for outcome in outcomes]
+    os.close(descriptor)
+    late = f"it is not decoded after {PATIENCE * SECONDS:g} s. It is tried again."
+    assert [problem.partition("record ")[2] for problem, _ in found] == ["", f"1: {late}", "", f"3: {late}"]
+    assert [is_final for _, is_final in found] == [True, False, True, False]
+    # What all records of a look may take, in all their attempts, and something to list them.
+    assert PATIENCE * LOOK_S < 0.97 * COUNTS_AFTER_S
 
 
 def pooled() -> RoundTask:

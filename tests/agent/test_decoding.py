@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pictures import aged, damaged_inside, encoded, folder_of, noise, write
 from row_boards import contents, expected, named, pictures, table, tables, values_in
 
-from agent import decoding, effort
+from agent import bounded_decoding, decoding, effort
 from agent.bounded_decoding import Outcome
 from agent.decoding import Order, bring_up_to_date
 from agent.records import Records, decode_at_once
@@ -488,6 +488,24 @@ def test_a_look_beside_training_on_one_core_is_done_when_it_counts_and_training_
     share = 1 / (1 + 1.25**decoding.NICENESS)
     assert decoding.LOOK_S / share < COUNTS_AFTER_S
     assert 1 / (1 - share) < effort._SPARE
+    assert 1 / share < decoding.PATIENCE, "no record is left for later that needs all of its time"
+
+
+def test_records_have_less_time_by_the_clock_while_an_agent_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board, real, patience = tables(tmp_path), decoding.decode_apart, []
+
+    def noted(*arguments: Any) -> Any:
+        patience.append(arguments[-1])
+        return real(*arguments)
+
+    monkeypatch.setattr(decoding, "decode_apart", noted)
+    table(board, [1])
+    board.look(at_once=True)
+    table(board, [1, 2])
+    board.look()
+    assert patience == [bounded_decoding.PATIENCE, decoding.PATIENCE]
 
 
 def test_an_error_about_a_file_whose_name_is_not_utf_8_is_said(tmp_path: Path) -> None:
