@@ -17,10 +17,10 @@ class DecodingSettings(Settings):
     """Memory besides the program itself. Default: for pictures 20 bytes for each of ``images.max_pixels`` and
     96 MiB, for tables 64 MiB."""
     seconds: Annotated[float, Field(gt=0, le=60, strict=False)] | None = None
-    """Processor time. Default: 5 for a picture, 0.2 for a row of a table. While the agent runs, a record that is
-    not decoded after 3.6 times as long by the clock is left for the next look (at once, after thirty times),
-    and it takes in at most 240 seconds' worth of new records every fifteen minutes, at twice this price
-    each."""
+    """Processor time. Default: 5 for a picture, 0.2 for a row of a table. While the agent runs, a record that
+    is not decoded after 3.6 times as long by the clock is left for the next look (at once, after thirty
+    times), and it takes in at most 240 seconds' worth of new records every fifteen minutes, at twice this
+    price each."""
 
 
 class DataSettings(DatasetSettings):
