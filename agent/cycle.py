@@ -68,7 +68,8 @@ _PATIENCE: Final = 4.0
 """A training process is ended that takes so many times longer than its slots, and than any training may."""
 _BESIDE_OTHERS: Final = 2.0
 """A preparation counts as one that takes so many times its processor time, where other programs want the same
-cores for no longer than that. A look at the data is none of them: it stands still meanwhile."""
+cores for no longer than that. A look at the data is none of them: it stands still from the decision on until
+the update is taken."""
 _IDLE_S: Final = 1_200.0
 """The training process is ended when it has had nothing to do for so long: longer than what a look at the
 data found takes to count (:mod:`agent.decoding`), since a look ends with the process that began it."""
@@ -161,7 +162,7 @@ class Cycle:
         try:
             self._advance()
         finally:
-            if not isinstance(self._at_work, Deciding | Admitted):
+            if self._at_work is None:
                 self._worker.resume_look()
 
     def _advance(self) -> None:
@@ -208,8 +209,6 @@ class Cycle:
         if isinstance(at_work, Deciding):
             self._take_price(at_work)
             return
-        # Before it is asked for more, which it answers in turn: for as long as it trains, a look goes on.
-        self._worker.resume_look()
         match at_work:
             case Admitted(announced=announced, answer=answer) if (
                 announced is self._announcements.current and isinstance(answer.exception(), UsedProcessError)
@@ -218,6 +217,7 @@ class Cycle:
             case Admitted():
                 self._take_prepared(at_work)
             case InTraining(announced):
+                self._worker.resume_look()  # Before another begins.
                 self._note_energy(announced.plan)
                 if announced.why_not is not None:
                     self._take_rehearsal(at_work, announced.why_not)

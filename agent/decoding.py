@@ -56,12 +56,13 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 240.0
 """Of processor time."""
 NICENESS: Final = 4
-"""More than training has. So a look gets 29 % of a core that both want all the time: enough to be done when
-what it found counts, and so little that training keeps its slots (:mod:`agent.effort`)."""
+"""More than training has. So a look gets 29 % of a core that a program of training's niceness wants all the
+time: enough to be done when what it found counts. While a round is decided on, prepared and trains, it stands
+still."""
 PATIENCE: Final = 3.6
 """Seconds by the clock for each of processor time that a record may take while the agent runs: as many as it
-needs beside training, and so few that a look is done when it counts, however little others leave it of a
-core. A coordinator that keeps the agent of a board with one core busy leaves it 9 %."""
+needs beside such a program, and so few that a look is done when it counts, however little of a core others
+leave it."""
 _PUBLISH_S: Final = 10.0
 """What is decoded at once is published at least this often, so that another attempt goes on from there."""
 _LISTING_BYTES: Final = 512 << 20

@@ -89,7 +89,8 @@ class Trains(Protocol):
 
     def hold_look(self) -> None:
         """Let a look at the data stand still, if one goes on, until :meth:`resume_look`: while a round is
-        priced and prepared, whose processor time is measured. What the look found counts later by as much.
+        priced and prepared, whose processor time is measured, and while it trains, in a time that follows
+        from that. What the look found counts later by as much.
         """
         ...
 
@@ -141,8 +142,7 @@ class Worker:
         return self._running.ask(None)
 
     def pause(self) -> None:
-        """As of :class:`Trains`. All processes of training stop; a look at the data goes on, since what it
-        finds counts at a time that is promised."""
+        """As of :class:`Trains`. All processes of training stop."""
         if self._running is not None:
             self._running.brake.hold()
 
