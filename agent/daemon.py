@@ -156,6 +156,7 @@ class Agent:
         self._governor = Governor(
             settings.governor, settings.state_dir, sensors, self._clock, written_today=self._writes.today
         )
+        self._latest_model = LatestModel(settings, self._clock)
         self._cycle = Cycle(
             self._announcements,
             settings.data.name,
@@ -163,7 +164,7 @@ class Agent:
             form=form,
             state=self._state,
             prices=Pricing(),
-            worker=Worker(settings, profile),
+            worker=Worker(settings, profile, self._latest_model),
             publisher=self._publisher,
             tokens=self._tokens,
             governor=self._governor,
@@ -172,7 +173,6 @@ class Agent:
         )
         self._reported_bytes = (0, 0)
         self._rejected = 0
-        self._latest_model = LatestModel(settings, self._clock)
         self._counted_at = 0.0
         self._silent_until = math.inf
         """When to say that no plan has come (monotonic)."""

@@ -98,6 +98,10 @@ class LatestModel:
         """The last job whose coordinator was found not to send what :attr:`keeps_current` needs."""
         self._running: OwnersCommand | None = None
         self._ends_at = 0.0
+        self._is_to_tell = False
+        """Whether the file is another than the owner's command was told of."""
+        self._held_since: float | None = None
+        """Since when that command stands still (monotonic)."""
 
     def wants(self, asset: AssetTerms, *, is_finished: bool = True) -> bool:
         """Whether this is another model than the last one, and it is time for one. Public: it follows from
@@ -170,9 +174,8 @@ class LatestModel:
     def _take_written(self) -> None:
         """See whether the file is written, and begin with the next one."""
         if self._writing is not None and not self._writing.is_alive():
-            is_another, self._writing = self._writing.is_another, None
-            if is_another:
-                self._tell()
+            self._is_to_tell |= self._writing.is_another
+            self._writing = None
         if self._writing is None and self._next is not None:
             question = KeepQuestion(self.file, *self._next, self._data)
             self._writing, self._next = _Writing(question), None
@@ -183,8 +186,28 @@ class LatestModel:
         """Whether a file is being written, or its end has not been seen yet (:meth:`tend`)."""
         return self._writing is not None
 
+    def hold(self) -> None:
+        """Let the owner's command stand still until :meth:`go_on`, and begin none.
+
+        It may read records, as ``dpagent personalise`` does, and take as long as they make it take. So it
+        computes nothing in the times in which a look at the data computes nothing.
+        """
+        if self._held_since is None:
+            self._held_since = self._clock.monotonic()
+            if self._running is not None:
+                self._running.hold(is_held=True)
+
+    def go_on(self) -> None:
+        """Let it go on."""
+        if self._held_since is not None:
+            self._ends_at += self._clock.monotonic() - self._held_since
+            self._held_since = None
+            if self._running is not None:
+                self._running.hold(is_held=False)
+
     def _tell(self) -> None:
         """Run the owner's command."""
+        self._is_to_tell = False
         self.stop()
         if not self._command:
             return
@@ -198,6 +221,10 @@ class LatestModel:
     def tend(self) -> None:
         """See how the file and the owner's command do; call it now and then. Waits for nothing."""
         self._take_written()
+        if self._held_since is not None:
+            return
+        if self._is_to_tell:
+            self._tell()
         if self._running is None:
             return
         code, why_not = self._running.code(), self._running.why_not_run()

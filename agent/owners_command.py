@@ -55,6 +55,12 @@ class OwnersCommand:
         """Why it could not be run, by its exit code; None: it was."""
         return _NOT_RUN.get(self._process.returncode)
 
+    def hold(self, *, is_held: bool) -> None:
+        """Let it stand still, with the programs that it has started, or go on."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.code() is None:  # So that nobody else has its number.
+                os.killpg(self._process.pid, signal.SIGSTOP if is_held else signal.SIGCONT)
+
     def end(self) -> bool:
         """End it, with the programs that it has started; whether it is gone."""
         with contextlib.suppress(ProcessLookupError):

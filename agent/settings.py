@@ -72,7 +72,8 @@ class ModelFileSettings(Settings):
     one before stays beside it, with ``.previous`` in its name. Default: ``model.onnx`` in ``state_dir``."""
     command: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Program and arguments to run when the file has changed, with its path as the last argument; it has 60
-    seconds. Nothing is run by default."""
+    seconds, without the times in which a round is decided on or trains: as it may read records, it is stopped
+    then (``SIGSTOP``). Nothing is run by default."""
 
 
 class MembershipSettings(Settings):

@@ -90,7 +90,8 @@ class Trains(Protocol):
     def hold_look(self) -> None:
         """Let a look at the data stand still, if one goes on, until :meth:`resume_look`: while a round is
         priced and prepared, whose processor time is measured, and while it trains, in a time that follows
-        from that. What the look found counts later by as much.
+        from that. What the look found counts later by as much. Likewise the owner's command, which may read
+        records.
         """
         ...
 
@@ -103,15 +104,29 @@ class Trains(Protocol):
         ...
 
 
+class ReadsRecords(Protocol):
+    """What else on the board may read records, and is stopped for as long as a look is."""
+
+    def hold(self) -> None:
+        """Let it stand still until :meth:`go_on`."""
+        ...
+
+    def go_on(self) -> None:
+        """Let it go on."""
+        ...
+
+
 class Worker:
     """Starts, asks and ends the training process. Implements :class:`Trains`.
 
     Args:
         settings: ``agent.yaml``.
         profile: the board's.
+        beside: the owner's command, if there may be one.
     """
 
-    def __init__(self, settings: AgentSettings, profile: Profile) -> None:
+    def __init__(self, settings: AgentSettings, profile: Profile, beside: ReadsRecords | None = None) -> None:
+        self._beside = beside
         self._start = Start(training_settings(settings, profile), logging.getLogger().getEffectiveLevel())
         self._share = settings.governor.processor_share
         self._rows = RowFiles(settings.state_dir)
@@ -142,12 +157,16 @@ class Worker:
         return self._running.ask(None)
 
     def pause(self) -> None:
-        """As of :class:`Trains`. All processes of training stop."""
+        """As of :class:`Trains`. All processes of training stop; the owner's command goes on meanwhile."""
         if self._running is not None:
             self._running.brake.hold()
+        if self._beside is not None:
+            self._beside.go_on()
 
     def resume(self) -> None:
         """As of :class:`Trains`."""
+        if self._beside is not None:
+            self._beside.hold()
         if self._running is not None:
             self._running.brake.release()
 
@@ -159,12 +178,16 @@ class Worker:
 
     def hold_look(self) -> None:
         """As of :class:`Trains`."""
+        if self._beside is not None:
+            self._beside.hold()
         if self._held_since is None and self._running is not None and not self._running.is_over:
             self._held_since = time.monotonic()
             self._running.ask(LookHeld(is_held=True))
 
     def resume_look(self) -> None:
         """As of :class:`Trains`."""
+        if self._beside is not None:
+            self._beside.go_on()
         if self._held_since is not None:
             self._end_hold()
             if self._running is not None:

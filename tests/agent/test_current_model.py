@@ -198,7 +198,8 @@ def test_the_model_of_an_open_round_is_a_file_that_predict_takes_where_the_owner
     told.mkdir()
     weights = sent(5)
     model = load_agent_settings(file).model_file
-    announce(announcer, plan_for(fleet, **terms(weights)), weights)
+    plan = plan_for(fleet, compute_slot_s=1.0, jitter_window_s=1.0, **terms(weights))
+    announce(announcer, plan, weights)
     with agent_thread(file):
         wait_until(lambda: charges(file), "the charge, for which the file is not waited for")
         if keep == "finished":

@@ -26,7 +26,9 @@ from agent.data_settings import DataSettings
 from agent.diagnosis import examine
 from agent.latest_model import LatestModel, previous_of
 from agent.model_keeping import disagreements
+from agent.profile import load_profile
 from agent.settings import AgentSettings, load_agent_settings
+from agent.worker import Worker
 from dpagent.diagnosis import Verdict
 from dpagent.protocol.chunks import chunked, content_digest
 from dpagent.protocol.messages import AssetTerms, Plan
@@ -262,6 +264,39 @@ def test_what_the_command_has_started_ends_with_it(tmp_path: Path, clock: Movabl
     assert "sleep" in Path(f"/proc/{child}/cmdline").read_text()
     latest.stop()
     wait_until(lambda: not is_running(child), "the end of the shell's child")
+
+
+def test_the_command_stands_still_with_a_look_at_the_data(tmp_path: Path, clock: MovableClock) -> None:
+    """It may read records, and the coordinator chooses when it runs: beside it, a trial takes longer, and
+    training. Its minute counts without that time."""
+    noted = tmp_path / "noted"
+    shell = f"echo $$ >> {noted}; while :; do :; done"
+    settings = settings_in(tmp_path, command=["/bin/sh", "-c", shell])
+    latest = LatestModel(settings, clock)
+    worker = Worker(settings, load_profile("generic-x86-64"), latest)
+    kept(latest, b"new")
+    wait_until(lambda: noted.exists() and noted.read_text().strip(), "the command")
+    command = int(noted.read_text())
+    worker.hold_look()
+    wait_until(lambda: state_of(command) == "T", "a command that stands still")
+    clock.advance(61.0)
+    latest.tend()
+    worker.resume_look()
+    wait_until(lambda: state_of(command) != "T", "a command that goes on")
+    latest.tend()
+    assert is_running(command), "its time is not over"
+    worker.hold_look()
+    clock.advance(601.0)
+    kept(latest, b"newer")
+    assert noted.read_text().split() == [str(command)], "none begins meanwhile"
+    worker.resume_look()
+    latest.tend()
+    wait_until(lambda: len(noted.read_text().split()) == 2, "the next command")
+    latest.stop()
+
+
+def state_of(process: int) -> str:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def is_running(process: int) -> bool:
