@@ -92,7 +92,6 @@ class Records:
         self._held_since: float | None = None
         self._held_s = 0.0
         """For which the last look stood still, before that."""
-        self._adopted: tuple[int, int] | None = None
         require_address_space(settings)
         if decoded:
             self._store.take_found()  # Of a process that ended after it began to count.
@@ -132,9 +131,7 @@ class Records:
             self._look = None
             look.wait()
             self._store.take_found()
-            if self._store.sign() == self._adopted:
-                return
-            self.dataset = self._newest()
+            self.dataset = self._newest()  # Also where it found nothing, so that this takes as long.
         except Exception as error:
             log.debug("the details", exc_info=True)
             log.error("the records are those of before: %s", said(error))
@@ -193,12 +190,10 @@ class Records:
         self._store.drop_found()  # Of a look that was cut short.
 
     def _newest(self) -> Dataset:
-        sign, index = self._store.sign(), self._store.load()
+        index = self._store.load()
         if index is None:
             raise StorageError(f"{self._state_dir} holds no decoded records. Start the agent again.")
-        dataset = Unfailing(self._store.open(index), self._unreadable.add)
-        self._adopted = sign
-        return dataset
+        return Unfailing(self._store.open(index), self._unreadable.add)
 
     def _introduce(self) -> None:
         """Tell the owner what was found."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from dpagent.storage import disk_errors, open_private, overwrite, replace_durably
+from dpagent.storage import disk_errors, open_private, overwrite, replace_durably, sync_directory
 
 COUNTS_AFTER_S: Final = 900.0
 """What a look at the data found counts so long after its beginning; see :mod:`agent.decoding`."""
@@ -32,6 +32,7 @@ class RowFiles:
         self._old_file = state_dir / "records.old"
         """A second name of the index, while another takes its place; before the first, the file that becomes
         its spare."""
+        self._link_file = state_dir / "records.link"
         self._lock_file = state_dir / "records.lock"
 
     @contextmanager
@@ -43,22 +44,24 @@ class RowFiles:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def sign(self) -> tuple[int, int] | None:
-        """Two numbers that change with the index."""
-        try:
-            known = self._index_file.stat()
-        except OSError:
-            return None
-        return known.st_ino, known.st_mtime_ns
-
     def take_found(self) -> None:
         """Let what the last look found count, if it is whole and not taken yet.
+
+        If it found nothing, as much is made durable all the same: a round does this, and how long it takes
+        shows in one that only just ends with its slots.
 
         Raises:
             StorageError: the disk fails.
         """
         if self._found_file.exists():
             self._replace_index(self._found_file)
+        elif self._index_file.exists():
+            with disk_errors(self._index_file):
+                self._link_file.unlink(missing_ok=True)  # Of a crash.
+                os.link(self._index_file, self._link_file)
+                sync_directory(self._link_file)
+                self._link_file.unlink()
+                sync_directory(self._link_file)
 
     def drop_found(self) -> None:
         """Forget what the last look found.

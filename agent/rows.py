@@ -131,7 +131,8 @@ class RowStore(RowFiles):
         Raises:
             StorageError: they cannot be removed.
         """
-        for file in (self._found_file, self._spare_file, self._old_file, self._index_file, self.rows_file):
+        files = (self._found_file, self._spare_file, self._old_file, self._link_file)
+        for file in (*files, self._index_file, self.rows_file):
             with disk_errors(file):
                 file.unlink(missing_ok=True)
 

@@ -418,6 +418,15 @@ def replace_durably(path: Path, new: Path) -> None:
         OSError: It cannot.
     """
     new.replace(path)
+    sync_directory(path)
+
+
+def sync_directory(path: Path) -> None:
+    """Make durable which files are in the directory of ``path``, and what their names are.
+
+    Raises:
+        OSError: It cannot.
+    """
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

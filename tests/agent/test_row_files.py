@@ -122,6 +122,32 @@ def test_a_crash_while_indexes_change_places_leaves_two(
         file.close()
 
 
+def test_as_much_is_made_durable_whether_a_look_found_something_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round takes it over while it trains. Before, only what was found took the disk's time: 10 ms on a PC
+    with a busy disk, which showed where a coordinator kept the agent so busy that a slot only just lasted."""
+    board, waits = pictures(tmp_path), []
+    folder_of(board.root, *named(0, 1))
+    board.look(at_once=True)
+    original = os.fsync
+
+    def counting(descriptor: int) -> None:
+        waits.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", counting)
+    folder_of(board.root, *named(2))
+    for found in (False, True):
+        if found:
+            bring_up_to_date(Order(board.settings, board.state, at_once=False))
+        waits.clear()
+        board.store.take_found()
+        assert waits == [board.state.name] * 2
+        assert len(board.newest()) == 2 + found
+        assert not (board.state / "records.link").exists()
+
+
 @pytest.mark.parametrize("step", [0, 1, 2])
 def test_a_crash_at_the_very_first_index_leaves_two_files_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
