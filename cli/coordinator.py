@@ -149,7 +149,7 @@ def status(
     """
     from coordinator.columns import spent_in
     from coordinator.participation import participation_of
-    from coordinator.queue import JobState
+    from coordinator.queued_job import JobState
     from coordinator.reader import StoreReader
     from dpagent.protocol.tokens import LINKABILITY_MEANINGS
 
@@ -168,7 +168,7 @@ def status(
     linkability = "none" if queued is None else queued.job.linkability
     taking_part = None
     if queued is not None and rounds and linkability != "none":
-        taking_part = participation_of(settings, queued.job.id, rounds[-1].number)
+        taking_part = participation_of(settings, queued.job.id, rounds[-1].number, rounds[-1].opened_at)
     if as_json:
         typer.echo(
             json.dumps(

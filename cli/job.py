@@ -21,7 +21,8 @@ from dpagent.notation import upwards
 from dpagent.wording import counted
 
 if TYPE_CHECKING:
-    from coordinator.queue import Queue, QueuedJob
+    from coordinator.queue import Queue
+    from coordinator.queued_job import QueuedJob
     from coordinator.reader import RoundRecord
     from coordinator.settings import CoordinatorSettings, JobSettings
     from dpagent.privacy.statement import BudgetStatement
@@ -156,6 +157,7 @@ def show(name: Name, config: FleetConfig = None, json_file: JsonFile = None) -> 
         *([("began", _day(queued.begun_at))] if queued.begun_at else []),
         *([("ended", _day(queued.ended_at))] if queued.ended_at else []),
         *([("deadline", f"{queued.deadline_s:g} s a round")] if queued.deadline_s else []),
+        *([("minimum", f"{queued.minimum_devices} a round")] if queued.minimum_devices else []),
         *(("promised", column.sentence()) for column in promised_by(queued.job)),
         *(("spent so far", column.sentence()) for column in columns),
         *((key, shown(value)) for key, value in flattened(json.loads(queued.settings))),
@@ -165,14 +167,34 @@ def show(name: Name, config: FleetConfig = None, json_file: JsonFile = None) -> 
 
 
 @app.command()
-def pause(name: Name, config: FleetConfig = None) -> None:
-    """Open no further round of a job. One that is open closes as it would.
+def pause(
+    name: Name,
+    config: FleetConfig = None,
+    give_up: Annotated[
+        bool,
+        typer.Option(
+            "--give-up", help="Give its open round up, rather than let it close. What it cost stays."
+        ),
+    ] = False,
+) -> None:
+    """Open no further round of a job. One that is open closes as it would, or is given up.
 
-    One that has not begun is passed over. One that has keeps the others waiting: boards end a job when they
-    are charged for another.
+    A job that has not begun is passed over. One that has keeps the others waiting: boards end a job when they
+    are charged for another. Boards that were charged for a round that is given up stay so.
     """
-    _change(config, lambda queue: queue.pause(name))
-    typer.echo(f"Job {name} is paused: no further round of it opens. `dpagent coordinator job resume {name}`")
+    if not give_up:
+        _change(config, lambda queue: queue.pause(name))
+        typer.echo(
+            f"Job {name} is paused: no further round of it opens. `dpagent coordinator job resume {name}`"
+        )
+        return
+    shared = coordinator_settings(config)
+    queued = _change(config, lambda queue: queue.give_up(name, shared))
+    typer.echo(
+        f"Job {name} is paused, and round {queued.gives_up} is given up as soon as the boards are told: "
+        "boards that were charged for it stay so, others pay nothing. `dpagent coordinator job resume "
+        f"{name}` opens the next one."
+    )
 
 
 @app.command()
@@ -217,6 +239,23 @@ def deadline(
         ),
     )
     typer.echo(f"Rounds of job {name} have {seconds:g} s from now on.")
+
+
+@app.command()
+def minimum(
+    name: Name,
+    boards: Annotated[int, typer.Argument(metavar="BOARDS", help="That every block of a round needs.")],
+    config: FleetConfig = None,
+) -> None:
+    """Let the rounds of a job close with another least number of boards, the open one at its deadline."""
+    shared = coordinator_settings(config)
+    _change(
+        config,
+        lambda queue: queue.set_minimum(
+            name, boards, lambda known: known.settings_in(shared).with_minimum(boards, f"job {name!r}")
+        ),
+    )
+    typer.echo(f"Rounds of job {name} close with {counted(boards, 'board')} or more from now on.")
 
 
 @contextlib.contextmanager
@@ -279,6 +318,7 @@ def _values(
         "rounds": queued.job.rounds,
         "closed_rounds": _closed(rounds),
         "deadline_s": queued.deadline_s,
+        "minimum_devices": queued.minimum_devices,
         "added_at": queued.added_at,
         "begun_at": queued.begun_at,
         "ended_at": queued.ended_at,

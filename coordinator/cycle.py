@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +138,7 @@ class Cycle:
                 case Verdict.EXTEND:
                     self._extend(progress)
                 case Verdict.GIVE_UP:
-                    self._stop(self._task.plan.round)
+                    self._stop(progress)
                     return
         if self._task is None and not self.is_over and self._may_go_on():
             self.open()
@@ -174,6 +175,7 @@ class Cycle:
             log.info("round %d is not opened: the job is paused or cancelled", number)
             return
         self._end.announced_at = opened.announced_at and min(opened.announced_at, now)
+        self._end.opened_at = opened.opened_at
         self._task = task
         self._intake.begin(task, key)
         self.announce()
@@ -199,6 +201,25 @@ class Cycle:
         self._deadline_s = deadline_s
         if self._task is not None:
             self.open()
+
+    def change_minimum(self, minimum: int) -> None:
+        """Let rounds close with so many devices, the open one too."""
+        self._dead_ends.minimum = minimum
+
+    def give_up(self) -> None:
+        """Give up the open round by its operator's order; the job is paused.
+
+        Boards that have not begun must not begin: to them the plan says that its time is over, before the
+        round is given up. Without a connection the order waits.
+        """
+        current = self._store.open_round()
+        if current is None:
+            return
+        task = self._task_of(replace(current, deadline=self._end.now()))
+        if self._announcer.announce(task.plan, self._sent, self._models.assets):
+            self._give_up(current)
+            if self._tokens is not None:
+                self._tokens.give_up(current.number)
 
     def announce(self) -> None:
         """Publish the open round, if there is one; without a connection, on the next one."""
@@ -239,22 +260,27 @@ class Cycle:
             "round %d has %d of %s at its deadline, but only %d of one block, fewer than the %d needed; "
             "it stays open for another %g s. %s",
             self._task.plan.round, progress.counted, counted(progress.expected, "fragment"),
-            progress.scarcest, self._settings.round.minimum_devices, self._deadline_s,
-            self._why_few(),
+            progress.scarcest, self._dead_ends.minimum, self._deadline_s, self._why_few(),
             extra=self._about(Event.ROUND_EXTENDED, self._task.plan.round),
         )  # fmt: skip
         self.open()
 
     def _why_few(self) -> str:
         """What its operator may do for a round that lacks fragments."""
-        minimum = self._settings.round.minimum_devices
+        minimum, name = self._dead_ends.minimum, self._models.name
         if self._tokens is not None and (members := self._tokens.members()) < minimum:
-            return f"The fleet has {counted(members, 'member')}: `dpagent coordinator invite` lets boards in"
+            why = f"The fleet has {counted(members, 'member')}: `dpagent coordinator invite` lets boards in"
+        else:
+            why = (
+                "Devices may be offline or may have declined: `dpagent budget show` on a board gives the "
+                "reason"
+            )
         return (
-            "Devices may be offline or may have declined: `dpagent budget show` on a board gives the reason"
+            f"{why}. Without them, `dpagent coordinator job minimum {name} BOARDS` lets it close with fewer, "
+            f"and `dpagent coordinator job pause {name} --give-up` gives it up"
         )
 
-    def _stop(self, number: int) -> None:
+    def _stop(self, progress: Progress) -> None:
         """Give up the open round, which will not close, and pause the job.
 
         Raises:
@@ -263,7 +289,8 @@ class Cycle:
         current = self._store.open_round()
         assert current is not None
         assert self._tokens is not None
-        halt = self._dead_ends.halt(number, is_open=True)
+        number = current.number
+        halt = self._dead_ends.halt(number, is_open=True, gone=self._end.gone(number, progress.scarcest))
         self._give_up(current, halt)
         self._tokens.give_up(number)
         self._say_halted(halt)

@@ -15,7 +15,8 @@ from coordinator.announcer import Announcer
 from coordinator.database.opening import open_database
 from coordinator.keys import client_id, load_opener, load_signer
 from coordinator.leadership import WorkersDesk, lead
-from coordinator.queue import Queue, QueuedJob, next_in
+from coordinator.queue import Queue, next_in
+from coordinator.queued_job import QueuedJob
 from coordinator.running_job import Preparation, RunningJob, end_untold, submit
 from coordinator.settings import FIRST_JOB, CoordinatorSettings, FleetSettings
 from coordinator.status import Link, StatusFile

@@ -27,6 +27,10 @@ class Members(Protocol):
         """How many of them may send for one."""
         ...
 
+    def gone(self, number: int, since: float) -> int:
+        """How many devices have tokens of a round, and have been members no more since a time (Unix)."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Halt:
@@ -46,31 +50,41 @@ class DeadEnds:
         rounds: that it has.
         minimum: devices that a round needs.
         first_round: the first that steps the model; those before it are needed by all others.
+
+    Attributes:
+        minimum: as above; its operator may change it.
     """
 
     def __init__(
         self, tokens: Members | None, job: str, *, rounds: int, minimum: int, first_round: int
     ) -> None:
         self._tokens, self._job = tokens, job
-        self._rounds, self._minimum, self._first_round = rounds, minimum, first_round
+        self._rounds, self.minimum, self._first_round = rounds, minimum, first_round
 
-    def why(self, number: int) -> str | None:
-        """Why a round will not close, if that is known."""
+    def why(self, number: int, gone: int = 0) -> str | None:
+        """Why a round will not close, if that is known.
+
+        Args:
+            number: of the round.
+            gone: devices that are members no more, and of which fragments may count in each block of it.
+        """
         if self._tokens is None:
             return None
-        return dead_end(number, self._tokens.members(), self._tokens.expected(number), self._minimum)
+        may_send = self._tokens.expected(number)
+        return dead_end(number, self._tokens.members(), may_send, self.minimum, gone=gone)
 
-    def halt(self, number: int, *, is_open: bool) -> Halt:
+    def halt(self, number: int, *, is_open: bool, gone: int = 0) -> Halt:
         """What becomes of the job at a round that will not close.
 
         Args:
             number: of the round.
             is_open: whether it is open, at its deadline; otherwise it would be the next.
+            gone: as of :meth:`why`.
 
         Raises:
             PlanError: No later round can do without it.
         """
-        why = self.why(number)
+        why = self.why(number, gone)
         if number < self._first_round:
             raise PlanError(f"{why} All others need what it finds, so the job cannot go on.")
         begin = number + 1 if is_open else number

@@ -65,6 +65,10 @@ class Device:
         """Whether it may take part."""
         return self.state is DeviceState.ENROLLED
 
+    def has_left_since(self, time_s: float) -> bool:
+        """Whether it was a member at a time (Unix), and is none any more."""
+        return self.revoked_at is not None and self.revoked_at >= time_s
+
     @property
     def parsed(self) -> x509.Certificate:
         """The latest certificate."""
@@ -236,6 +240,14 @@ class Devices:
                 "SELECT id FROM devices WHERE state <> ? ORDER BY revoked_at, id", (DeviceState.ENROLLED,)
             )
             return tuple(str(row["id"]) for row in rows)
+
+    def left_since(self, time_s: float) -> list[str]:
+        """Those that were members at a time (Unix), and are none any more."""
+        with self.database.errors():
+            rows = self.database.execute(
+                "SELECT id FROM devices WHERE revoked_at >= ? ORDER BY id", (time_s,)
+            )
+            return [str(row["id"]) for row in rows]
 
     # What changes the table is called in a transaction.
 

@@ -11,7 +11,8 @@ from typing import Final
 
 from coordinator.database.opening import is_there, open_postgresql
 from coordinator.passed_rounds import in_words
-from coordinator.queue import QueuedJob, current_in
+from coordinator.queue import current_in
+from coordinator.queued_job import QueuedJob
 from coordinator.reader import RoundRecord, StoreReader
 from coordinator.settings import FIRST_JOB, CoordinatorSettings, FleetSettings, require_same_job
 from coordinator.shared_store import workers_at

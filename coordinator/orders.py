@@ -26,6 +26,7 @@ class Kind(StrEnum):
     RESUME = "resume"
     CANCEL = "cancel"
     DEADLINE = "deadline"
+    MINIMUM = "minimum"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,10 +34,19 @@ class Participation:
     reasons: dict[str, int]
     """Why others do not, by their own public reason or the registry's."""
     not_seen: int
+    gone: int = 0
+    """Devices that have tokens of the round, and have been members no more since it opened."""
 
-    def dead_end(self, number: int, minimum: int) -> str | None:
-        """What becomes of a round that cannot close, in a line for the operator; see :func:`dead_end`."""
-        found = dead_end(number, self.members, self.members - sum(self.reasons.values()), minimum)
+    def dead_end(self, number: int, minimum: int, least: int) -> str | None:
+        """What becomes of a round that cannot close, in a line for the operator; see :func:`dead_end`.
+
+        Args:
+            number: of the round.
+            minimum: devices that it needs.
+            least: fragments that count in the block with the fewest.
+        """
+        may_send = self.members - sum(self.reasons.values())
+        found = dead_end(number, self.members, may_send, minimum, gone=min(least, self.gone))
         if found is None:
             return None
         return (
@@ -54,7 +63,7 @@ class Participation:
         return ", ".join(parts)
 
 
-def dead_end(number: int, members: int, may_send: int, minimum: int) -> str | None:
+def dead_end(number: int, members: int, may_send: int, minimum: int, *, gone: int = 0) -> str | None:
     """Why a round will not close, if so many members have declined it that too few are left: with tokens, a
     board decides on a round once. A fleet that has too few members yet waits for more.
 
@@ -63,23 +72,32 @@ def dead_end(number: int, members: int, may_send: int, minimum: int) -> str | No
         members: of the fleet.
         may_send: those that have not declined it, and were not refused.
         minimum: that a round needs.
+        gone: devices that are members no more, and of which fragments may count in each block. Nobody can
+            tell whether they do, so they are taken to.
     """
-    if may_send >= minimum or members < minimum:
+    if may_send + gone >= minimum or members < minimum:
         return None
+    besides = f", {counted(gone, 'board')} that has left the fleet may have" if gone == 1 else ""
+    if gone > 1:
+        besides = f", {counted(gone, 'board')} that have left the fleet may have"
     return (
-        f"Round {number} cannot close: {counted(may_send, 'member')} may still send for it, and it needs "
-        f"{minimum}. A board decides on a round once."
+        f"Round {number} cannot close: {counted(may_send, 'member')} may still send for it{besides}, and it "
+        f"needs {minimum}. A board decides on a round once."
     )
 
 
-def participation(entries: Sequence[Entry], devices: Sequence[Device]) -> Participation:
+def participation(
+    entries: Sequence[Entry], devices: Sequence[Device], opened_at: float = math.inf
+) -> Participation:
     """Who takes part in a round.
 
     Args:
         entries: of the round.
         devices: all that ever enrolled.
+        opened_at: when the round was opened (Unix time).
     """
     members = {device.id for device in devices if device.is_member}
+    left = {device.id for device in devices if device.has_left_since(opened_at)}
     reasons: Counter[str] = Counter()
     seen = takes_part = 0
     for entry in entries:
@@ -92,16 +110,19 @@ def participation(entries: Sequence[Entry], devices: Sequence[Device]) -> Partic
             reasons[entry.wish.meaning] += 1
         else:
             reasons[_REFUSED[entry.verdict]] += 1
-    return Participation(len(members), takes_part, dict(reasons), len(members) - seen)
+    gone = sum(entry.is_granted and entry.device in left for entry in entries)
+    return Participation(len(members), takes_part, dict(reasons), len(members) - seen, gone)
 
 
-def participation_of(settings: CoordinatorSettings, job: bytes, number: int) -> Participation | None:
+def participation_of(
+    settings: CoordinatorSettings, job: bytes, number: int, opened_at: float = math.inf
+) -> Participation | None:
     """Who takes part in a round, where members have tokens; None if there are no members yet."""
     place = settings.members_place
     if not is_there(place, Part.REGISTRY):
         return None
     with contextlib.closing(RegistryReader(place)) as reader, Devices(place) as devices:
-        return participation(reader.of_round(job, number), devices.all())
+        return participation(reader.of_round(job, number), devices.all(), opened_at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,6 @@ it: of two that come together, the second finds what the first one left.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated, Final
 
 from pydantic import StringConstraints, TypeAdapter, ValidationError
@@ -18,10 +16,12 @@ from coordinator.database.interface import Database, Reader
 from coordinator.job import Job
 from coordinator.model_state import ModelState
 from coordinator.orders import COORDINATOR, Kind, note_order
-from coordinator.settings import FIRST_JOB, CoordinatorSettings, FleetSettings, JobSettings
+from coordinator.queued_job import JobState, QueuedJob
+from coordinator.settings import FIRST_JOB, CoordinatorSettings
 from dpagent import faults
 from dpagent.errors import ConfigurationError, UsageError
 from dpagent.faults import FaultPoint
+from dpagent.wording import counted
 
 JobName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
 """A job's name, also that of its directory: letters, digits, ``-`` and ``_``."""
@@ -30,126 +30,16 @@ _FORGOTTEN_AT_ONCE: Final = 5_000
 """Some hundredths of a second."""
 _NAME: Final[TypeAdapter[str]] = TypeAdapter(JobName)
 
+_IS_OVER: Final = "state IN ('finished', 'cancelled', 'failed')"
 _COLUMNS: Final = (
-    "number, name, id, settings, terms, budget, state, paused, trouble, sends_model, deadline_s, added_at, "
-    "begun_at, ended_at, "
+    "number, name, id, settings, terms, budget, state, paused, trouble, sends_model, deadline_s, "
+    "minimum_devices, gives_up, added_at, begun_at, ended_at, "
     "EXISTS (SELECT 1 FROM rounds WHERE job = jobs.number AND closed_at IS NULL AND given_up_at IS NULL) "
     "AS is_open, "
     "(SELECT count(*) FROM rounds WHERE job = jobs.number AND closed_at IS NOT NULL) AS closed_rounds, "
     "(SELECT count(*) FROM rounds WHERE job = jobs.number AND (closed_at IS NOT NULL OR given_up_at IS NOT "
     "NULL)) AS over_rounds"
 )
-
-
-class JobState(StrEnum):
-    """What became of a job so far."""
-
-    WAITING = "waiting"
-    """Not begun."""
-    RUNNING = "running"
-    """Begun; no other runs before it is over, though it may be paused."""
-    CANCELLING = "cancelling"
-    """The operator has cancelled it, and the devices are not told yet."""
-    FAILING = "failing"
-    """A round of it could not go on, and the devices are not told yet that it is over."""
-    FINISHED = "finished"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing of the job is left to do."""
-        return self in _OVER
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether it is over but for the word to the devices."""
-        return self in (JobState.CANCELLING, JobState.FAILING)
-
-
-_OVER: Final = (JobState.FINISHED, JobState.CANCELLED, JobState.FAILED)
-_IS_OVER: Final = "state IN ('finished', 'cancelled', 'failed')"
-
-
-@dataclass(frozen=True, slots=True)
-class QueuedJob:
-    """A job in the queue. Times are Unix times."""
-
-    number: int
-    """Its place: jobs begin in this order."""
-    name: str
-    job: Job
-    settings: str
-    """Its settings as JSON; see ``JobSettings.stored``."""
-    state: JobState
-    is_paused: bool
-    """Whether no further round opens until it is resumed."""
-    trouble: str | None
-    """Why the coordinator has paused it by itself, or why it failed."""
-    sends_model: bool
-    """Whether devices get the model of a job that is cancelled."""
-    deadline_s: float | None
-    """Of its rounds, if the operator has changed it."""
-    added_at: float
-    begun_at: float | None
-    ended_at: float | None
-    is_open: bool
-    """Whether a round of it is open."""
-    closed_rounds: int
-    over_rounds: int
-    """Those, and the ones that were given up."""
-
-    def state_in_words(self) -> str:
-        """The state, and whether it is paused."""
-        state = str(self.state)
-        if self.state.is_over or self.state.is_ending or not self.is_paused:
-            return state
-        return f"{state}, to pause after its open round" if self.is_open else f"{state}, paused"
-
-    @property
-    def trouble_now(self) -> str | None:
-        """Why the coordinator has paused a job that is not over, or why one failed."""
-        found = self.trouble_in_words()
-        return None if found is None else found[1]
-
-    def trouble_in_words(self) -> tuple[str, str] | None:
-        """What is wrong with a job by the coordinator's own word, and why."""
-        if self.trouble is None:
-            return None
-        if self.state in (JobState.FAILING, JobState.FAILED):
-            return "failed", self.trouble
-        if self.state.is_over or self.state.is_ending:
-            return None
-        return "is paused by the coordinator", self.trouble
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether, once begun, something is to be done for it now: a round may open, or what is open or done
-        is to be ended. A pause leaves the latter; one of the coordinator's own means that it cannot."""
-        if self.state.is_ending or not self.is_paused:
-            return True
-        return self.trouble is None and (self.is_open or self.over_rounds >= self.job.rounds)
-
-    def settings_in(self, shared: CoordinatorSettings) -> FleetSettings:
-        """Its settings, with the deadline that its operator has given it since.
-
-        Args:
-            shared: those of the coordinator.
-
-        Raises:
-            ConfigurationError: They do not go together any more.
-        """
-        where = f"job {self.name!r}"
-        try:
-            own = JobSettings.model_validate_json(self.settings)
-        except ValidationError as error:
-            keys = [".".join(map(str, each["loc"])) for each in error.errors(include_url=False)]
-            raise ConfigurationError(
-                f"Job {self.name!r} was added by another version of dpagent: its {', '.join(keys)} cannot be "
-                "read by this one. Go on with that version, or cancel the job and add it anew."
-            ) from error
-        settings = shared.with_job(own, where)
-        return settings if self.deadline_s is None else settings.with_deadline(self.deadline_s, where)
 
 
 def jobs_in(database: Reader, *, only_going_on: bool = False) -> list[QueuedJob]:
@@ -160,8 +50,8 @@ def jobs_in(database: Reader, *, only_going_on: bool = False) -> list[QueuedJob]
         QueuedJob(
             row["number"], row["name"], Job.read(row["id"], row["terms"], row["budget"]), row["settings"],
             JobState(row["state"]), bool(row["paused"]), row["trouble"], bool(row["sends_model"]),
-            row["deadline_s"], row["added_at"], row["begun_at"], row["ended_at"], bool(row["is_open"]),
-            row["closed_rounds"], row["over_rounds"],
+            row["deadline_s"], row["minimum_devices"], row["gives_up"], row["added_at"], row["begun_at"],
+            row["ended_at"], bool(row["is_open"]), row["closed_rounds"], row["over_rounds"],
         )
         for row in rows
     ]  # fmt: skip
@@ -351,10 +241,29 @@ class Queue:
         """
         return self._change(
             name,
-            _require_pausable,
+            QueuedJob.require_pausable,
             "UPDATE jobs SET paused = 1, trouble = ? WHERE number = ?",
             lambda each: (trouble, each.number),
             (Kind.PAUSE, trouble or ""),
+        )
+
+    def give_up(self, name: str, shared: CoordinatorSettings) -> QueuedJob:
+        """Pause a job, and give up its open round rather than have it close.
+
+        Args:
+            name: of the job.
+            shared: settings of the coordinator.
+
+        Raises:
+            ConfigurationError, UsageError: There is no such job, it is over, or it has no open round or one
+                that it cannot do without.
+        """
+        return self._change(
+            name,
+            lambda each: each.require_spare_round(shared),
+            "UPDATE jobs SET paused = 1, gives_up = ? WHERE number = ?",
+            lambda each: (each.over_rounds + 1, each.number),
+            (Kind.PAUSE, "its open round is given up"),
         )
 
     def resume(self, name: str) -> QueuedJob:
@@ -365,7 +274,7 @@ class Queue:
         """
         return self._change(
             name,
-            _require_paused,
+            QueuedJob.require_paused,
             "UPDATE jobs SET paused = 0, trouble = NULL WHERE number = ?",
             lambda each: (each.number,),
             (Kind.RESUME, ""),
@@ -386,7 +295,7 @@ class Queue:
         """
 
         def require(each: QueuedJob) -> None:
-            _require_going_on(each)
+            each.require_going_on()
             require_possible(each)
 
         return self._change(
@@ -395,6 +304,32 @@ class Queue:
             "UPDATE jobs SET deadline_s = ? WHERE number = ?",
             lambda each: (deadline_s, each.number),
             (Kind.DEADLINE, f"{deadline_s:g} s a round"),
+        )
+
+    def set_minimum(
+        self, name: str, devices: int, require_possible: Callable[[QueuedJob], object]
+    ) -> QueuedJob:
+        """Let the rounds of a job close with another least number of devices, the open one too.
+
+        Args:
+            name: of the job.
+            devices: that a round needs.
+            require_possible: raises if the job cannot have it.
+
+        Raises:
+            ConfigurationError, UsageError: There is no such job, or it is over.
+        """
+
+        def require(each: QueuedJob) -> None:
+            each.require_going_on()
+            require_possible(each)
+
+        return self._change(
+            name,
+            require,
+            "UPDATE jobs SET minimum_devices = ? WHERE number = ?",
+            lambda each: (devices, each.number),
+            (Kind.MINIMUM, f"{counted(devices, 'board')} a round"),
         )
 
     def cancel(self, name: str, now: float, *, sends_model: bool) -> QueuedJob:
@@ -410,7 +345,7 @@ class Queue:
         """
         return self._change(
             name,
-            _require_going_on,
+            QueuedJob.require_going_on,
             "UPDATE jobs SET sends_model = ?, ended_at = CASE WHEN state = 'waiting' THEN ? ELSE NULL END, "
             "state = CASE WHEN state = 'waiting' THEN 'cancelled' ELSE 'cancelling' END WHERE number = ?",
             lambda each: (int(sends_model), now, each.number),
@@ -456,27 +391,3 @@ class Queue:
             faults.reached(FaultPoint.QUEUE_CHANGE_WRITTEN)
         faults.reached(FaultPoint.QUEUE_CHANGED)
         return find(self.jobs(), name)
-
-
-def _require_going_on(known: QueuedJob) -> None:
-    match known.state:
-        case JobState.FINISHED:
-            raise UsageError(f"Job {known.name!r} is finished; expected one that is not over.")
-        case JobState.FAILED | JobState.FAILING:
-            raise UsageError(f"Job {known.name!r} has failed; expected one that is not over.")
-        case JobState.CANCELLED | JobState.CANCELLING:
-            raise UsageError(f"Job {known.name!r} is cancelled already; expected one that is not over.")
-
-
-def _require_pausable(known: QueuedJob) -> None:
-    _require_going_on(known)
-    if known.is_paused:
-        raise UsageError(
-            f"Job {known.name!r} is paused already. `dpagent coordinator job resume` lets it go on."
-        )
-
-
-def _require_paused(known: QueuedJob) -> None:
-    _require_going_on(known)
-    if not known.is_paused:
-        raise UsageError(f"Job {known.name!r} is not paused, so there is nothing to resume.")

@@ -12,7 +12,8 @@ from coordinator.job import Job
 from coordinator.measurements import Measured, measured_in
 from coordinator.orders import Order, orders_in
 from coordinator.passed_rounds import passed_round
-from coordinator.queue import JobState, QueuedJob, current_in, find, jobs_in
+from coordinator.queue import current_in, find, jobs_in
+from coordinator.queued_job import JobState, QueuedJob
 from coordinator.shared_store import GONE_S, WorkerRecord, workers_at
 
 

@@ -65,6 +65,7 @@ class RoundEnd:
 
     Attributes:
         announced_at: when the plan was first on its way to the broker (Unix seconds); None before.
+        opened_at: when the round was opened (Unix seconds), before any restart.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class RoundEnd:
         self._settings, self._store, self._tokens = settings, store, tokens
         self._dead_ends, self._own_receipts, self._clock = dead_ends, own_receipts, clock
         self.announced_at: float | None = None
+        self.opened_at = clock.unix()
         self._opened = clock.unix(), clock.monotonic()
         """When the round was opened, or went on after a restart, by both clocks."""
         self._closes_at: float | None = None
@@ -107,13 +109,23 @@ class RoundEnd:
             verdict = Verdict.CLOSE
         elif now < plan.deadline:
             verdict = Verdict.COLLECT
-        elif scarcest >= self._settings.round.minimum_devices:
+        elif scarcest >= self._dead_ends.minimum:
             verdict = Verdict.CLOSE
-        elif self._dead_ends.why(plan.round) is not None:
+        elif self._dead_ends.why(plan.round, self.gone(plan.round, scarcest)) is not None:
             verdict = Verdict.GIVE_UP
         else:
             verdict = Verdict.EXTEND
         return Progress(sum(counts.values()), task.release.blocks * devices, scarcest, verdict)
+
+    def gone(self, number: int, scarcest: int) -> int:
+        """Devices that were members when the round opened, are none any more, and of which fragments may
+        count in each block.
+
+        Args:
+            number: of the round.
+            scarcest: fragments of the block with the fewest.
+        """
+        return 0 if self._tokens is None else min(scarcest, self._tokens.gone(number, self.opened_at))
 
     def receipts_have_left(self, plan: Plan) -> bool:
         """Whether those on topics of their own have left, which are held back: after the next plan, devices
@@ -132,12 +144,13 @@ class RoundEnd:
 
     def _are_all_in(self, number: int, scarcest: int) -> bool:
         """Whether no device is left that may send: where there are tokens, members that have declined will
-        not."""
+        not. What counts may be of devices that have left the fleet meanwhile, so none of it stands for a
+        member that has not sent."""
         if scarcest >= self._settings.devices:
             return True
-        if self._tokens is None or scarcest < self._settings.round.minimum_devices:
+        if self._tokens is None or scarcest < self._dead_ends.minimum:
             return False
-        return scarcest >= self._tokens.expected(number)
+        return scarcest - self.gone(number, scarcest) >= self._tokens.expected(number)
 
     def _honest_have_sent(self, now: float) -> bool:
         """Whether a device that got the plan at once and trained within its slot has had its jitter window.

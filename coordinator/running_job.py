@@ -16,7 +16,8 @@ from coordinator.job import Job
 from coordinator.keys import load_ask_opener, load_opener
 from coordinator.models import ModelFiles
 from coordinator.planning import Planner, new_job, require_sendable
-from coordinator.queue import JobState, Queue, QueuedJob, next_in, require_name
+from coordinator.queue import Queue, next_in, require_name
+from coordinator.queued_job import JobState, QueuedJob
 from coordinator.settings import (
     FIRST_JOB,
     CoordinatorSettings,
@@ -328,6 +329,8 @@ class RunningJob:
         before, self.queued = self.queued, queued
         if queued.deadline_s is not None and queued.deadline_s != before.deadline_s:
             self.cycle.change_deadline(queued.deadline_s)
+        if queued.minimum_devices is not None and queued.minimum_devices != before.minimum_devices:
+            self.cycle.change_minimum(queued.minimum_devices)
 
     def advance(self) -> None:
         """Take the job's next step, if one is due: of its round, or at its end."""
@@ -335,6 +338,9 @@ class RunningJob:
             is_told = self.cycle.cancel(sends_model=self.queued.sends_model)
         elif self.cycle.is_over:
             is_told = self.cycle.finish()
+        elif self.queued.is_giving_up:
+            self.cycle.give_up()
+            return
         else:
             self.cycle.advance()
             if self._tokens is not None:

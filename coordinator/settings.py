@@ -375,9 +375,29 @@ class FleetSettings(JobSettings, CoordinatorSettings):
         Raises:
             ConfigurationError: It leaves devices no time to send.
         """
-        times = {key: getattr(self.round, key) for key in self.round.model_fields_set}
+        return self._with_round("deadline_s", deadline_s, source)
+
+    def with_minimum(self, devices: int, source: str) -> FleetSettings:
+        """The same, with another least number of devices in a round.
+
+        Args:
+            devices: that a round needs to close.
+            source: where it is from, for an error.
+
+        Raises:
+            ConfigurationError: The fleet has not so many.
+        """
+        if devices > self.devices:
+            raise ConfigurationError(
+                f"{source}: a round is to need {counted(devices, 'board')}; expected at most devices = "
+                f"{self.devices}."
+            )
+        return self._with_round("minimum_devices", devices, source)
+
+    def _with_round(self, key: str, value: float, source: str) -> FleetSettings:
+        values = {known: getattr(self.round, known) for known in self.round.model_fields_set}
         try:
-            changed = RoundSettings.model_validate(times | {"deadline_s": deadline_s})
+            changed = RoundSettings.model_validate(values | {key: value})
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             raise ConfigurationError(f"{source}: {complaint(problem)}.") from error

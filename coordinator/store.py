@@ -17,7 +17,8 @@ from coordinator.dead_ends import Halt
 from coordinator.measurements import NO_TRAFFIC, Traffic, note_measurements
 from coordinator.model_state import ModelState
 from coordinator.passed_rounds import note_passed_round, passed_round
-from coordinator.queue import JobState, jobs_in, next_in, pause_by_itself
+from coordinator.queue import jobs_in, next_in, pause_by_itself
+from coordinator.queued_job import JobState
 from coordinator.seats import Counted, OpenedFragment, Seats, Sums
 from dpagent import faults
 from dpagent.faults import FaultPoint

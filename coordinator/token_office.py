@@ -185,6 +185,14 @@ class TokenOffice:
         absent = map(self._devices.find, self._registry.without_tokens(self._job.id, number))
         return self.members() - sum(1 for each in absent if each is not None and each.is_member)
 
+    def gone(self, number: int, since: float) -> int:
+        """How many devices have tokens of a round, and have been members no more since a time (Unix): what
+        they sent before counts, and nobody can tell whether they did."""
+        left = self._devices.left_since(since)
+        with self._registry.database.errors():
+            found = [self._registry.entry(each, self._job.id, number) for each in left]
+        return sum(each is not None and each.is_granted for each in found)
+
     # Requests.
 
     def take(self, messages: Sequence[Received]) -> None:

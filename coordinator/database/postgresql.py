@@ -467,7 +467,8 @@ class PostgresqlDatabase(_Session, Database):
         """See :class:`Database`."""
         row = self.execute(
             "SELECT coalesce(hashtext(string_agg(concat_ws(' ', number, state, paused, coalesce(trouble, "
-            "''), sends_model, deadline_s), ',' ORDER BY number)), 0) AS version FROM jobs"
+            "''), sends_model, deadline_s, minimum_devices, gives_up), ',' ORDER BY number)), 0) AS version "
+            "FROM jobs"
         ).fetchone()
         return int(row["version"])
 

@@ -181,6 +181,12 @@ def _confirm(schema: Schema) -> None:
     schema.add_column("certificates", "confirmed_at REAL")
 
 
+def _go_on(schema: Schema) -> None:
+    """What an operator may order for a round that lacks boards: to close with fewer, or to be given up."""
+    schema.add_column("jobs", "minimum_devices INTEGER")
+    schema.add_column("jobs", "gives_up INTEGER")
+
+
 class Part(StrEnum):
     """What SQLite keeps in a file of its own, since other programs write it at other times."""
 
@@ -198,6 +204,7 @@ STEPS: Final[tuple[tuple[Part, Step], ...]] = (
     (Part.REGISTRY, _create_registry),
     (Part.ROUNDS, _watch),
     (Part.MEMBERS, _confirm),
+    (Part.ROUNDS, _go_on),
 )
 
 

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from coordinator.page.health import certificates, free_bytes
 from coordinator.page.view import View
-from coordinator.queue import JobState
+from coordinator.queued_job import JobState
 from coordinator.settings import CoordinatorSettings
 from dpagent import __version__
 from dpagent.errors import DpagentError

@@ -23,7 +23,8 @@ from coordinator.page.guarantee import columns_of, in_words
 from coordinator.page.health import findings
 from coordinator.page.rejections import rejections_of
 from coordinator.participation import Participation, participation_of
-from coordinator.queue import QueuedJob, current_in, find
+from coordinator.queue import current_in, find
+from coordinator.queued_job import QueuedJob
 from coordinator.reader import RoundRecord, StoreReader
 from coordinator.settings import CoordinatorSettings
 from coordinator.shared_store import GONE_S
@@ -109,7 +110,7 @@ class View:
                 "guarantee": in_words(queued.job, promised),
                 "linkability": queued.job.linkability,
                 "linkability_in_words": LINKABILITY_MEANINGS[queued.job.linkability],
-                "minimum_devices": self._settings_of(queued).get("round", {}).get("minimum_devices", 1),
+                "minimum_devices": _minimum_of(queued),
                 "settings": _flattened(json.loads(queued.settings)),
                 "counters": rejections_of(counters),
                 "rounds_from": after,
@@ -170,10 +171,6 @@ class View:
 
     # A job, and its open round.
 
-    def _settings_of(self, queued: QueuedJob) -> dict[str, Any]:
-        values: dict[str, Any] = json.loads(queued.settings)
-        return values
-
     def _job(self, reader: StoreReader, queued: QueuedJob) -> dict[str, Any]:
         if queued.number in self._of_ended:
             return self._of_ended[queued.number]
@@ -185,6 +182,7 @@ class View:
             "name": queued.name, "id": queued.job.id.hex(), "state": str(queued.state),
             "words": queued.state_in_words(), "is_over": is_over, "paused": queued.is_paused,
             "trouble": queued.trouble_now, "rounds": queued.job.rounds, "closed": queued.closed_rounds,
+            "over": queued.over_rounds,
             "method": terms["privacy"].get("method", "dp-sgd"), "model": terms["model"]["name"],
             "method_in_words": method_named(terms["privacy"].get("method", "dp-sgd")).title,
             "epsilon_spent": _finite(values.epsilon), "accuracy": values.accuracy,
@@ -211,7 +209,7 @@ class View:
         blocks = (status.blocks if status is not None else 0) or queued.job.fragments_per_update
         counts = reader.counts_of(last.number)
         least = min((counts.get(position, 0) for position in range(blocks)), default=0)
-        taking_part = self._participation(queued, last.number)
+        taking_part = self._participation(queued, last)
         return {
             "job": queued.name, "round": last.number, "rounds": queued.job.rounds,
             "opened_at": last.opened_at, "announced_at": last.announced_at, "deadline": last.deadline,
@@ -222,16 +220,14 @@ class View:
                 "members": taking_part.members, "takes_part": taking_part.takes_part,
                 "not_seen": taking_part.not_seen, "reasons": taking_part.reasons,
                 "words": taking_part.sentence(),
-                "dead_end": taking_part.dead_end(
-                    last.number, self._settings_of(queued).get("round", {}).get("minimum_devices", 1)
-                ),
+                "dead_end": taking_part.dead_end(last.number, _minimum_of(queued), least),
             },
         }  # fmt: skip
 
-    def _participation(self, queued: QueuedJob, number: int) -> Participation | None:
+    def _participation(self, queued: QueuedJob, opened: RoundRecord) -> Participation | None:
         if queued.job.linkability == "none":
             return None
-        return participation_of(self._settings, queued.job.id, number)
+        return participation_of(self._settings, queued.job.id, opened.number, opened.opened_at)
 
     # The model, and what it answers.
 
@@ -359,6 +355,13 @@ def _flattened(values: dict[str, Any], prefix: str = "") -> list[list[str]]:
         else:
             rows.append([f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)])
     return rows
+
+
+def _minimum_of(queued: QueuedJob) -> int:
+    """Devices that a round of it needs."""
+    if queued.minimum_devices is not None:
+        return queued.minimum_devices
+    return int(json.loads(queued.settings).get("round", {}).get("minimum_devices", 1))
 
 
 def _finite(value: float | None) -> float | None:

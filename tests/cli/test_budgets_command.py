@@ -354,13 +354,13 @@ def test_a_round_that_too_few_may_still_send_for_is_said_to_be_a_dead_end(desk: 
     for board in boards[:2]:
         ask_for(desk, board, 1, wish=Wish.LIMITS)
     found = participation(desk.entries(), desk.devices.all())
-    assert found.dead_end(1, 1) is None, "one may still come"
-    words = found.dead_end(1, 2)
+    assert found.dead_end(1, 1, 0) is None, "one may still come"
+    words = found.dead_end(1, 2, 0)
     assert words is not None
     assert "Round 1 cannot close: 1 member may still send for it, and it needs 2." in words
     assert "it is given up, and the job is paused" in words
-    assert participation([], desk.devices.all()).dead_end(1, 3) is None, "nobody has declined"
-    assert found.dead_end(1, 4) is None, "others may enrol"
+    assert participation([], desk.devices.all()).dead_end(1, 3, 0) is None, "nobody has declined"
+    assert found.dead_end(1, 4, 0) is None, "others may enrol"
 
 
 def test_without_a_registry_the_commands_say_so(tmp_path: Path) -> None:

@@ -95,8 +95,12 @@ def test_a_job_is_added_listed_shown_paused_resumed_changed_and_cancelled(fleet:
     assert "meters is paused" in doctor(fleet)
     assert job(fleet, "resume", "meters").returncode == 0
     assert job(fleet, "deadline", "meters", "90").returncode == 0
+    assert job(fleet, "minimum", "meters", "2").stdout == (
+        "Rounds of job meters close with 2 boards or more from now on.\n"
+    )
     shown = job(fleet, "show", "meters").stdout
     assert "90 s a round" in shown
+    assert "2 a round" in shown
     assert "privacy.epsilon" in shown
     assert "0 files in" in shown
     assert "No device has heard of it" in job(fleet, "cancel", "meters").stdout
@@ -118,8 +122,16 @@ def test_what_cannot_be_is_refused_with_a_sentence(fleet: Path) -> None:
     assert "deadline_s is 0.5; expected more" in refused(
         fleet, ExitCode.CONFIGURATION, "deadline", "meters", "0.5"
     )
+    assert "a round is to need 3 boards; expected at most devices = 2" in refused(
+        fleet, ExitCode.CONFIGURATION, "minimum", "meters", "3"
+    )
+    assert "got 0; expected a number of at least 1" in refused(
+        fleet, ExitCode.CONFIGURATION, "minimum", "meters", "0"
+    )
+    assert "has no open round" in refused(fleet, ExitCode.USAGE, "pause", "meters", "--give-up")
     assert job(fleet, "cancel", "meters").returncode == 0
     assert "cancelled already" in refused(fleet, ExitCode.USAGE, "cancel", "meters")
+    assert "cancelled already" in refused(fleet, ExitCode.USAGE, "minimum", "meters", "1")
     assert "cancelled already" in refused(fleet, ExitCode.USAGE, "pause", "meters")
     assert (
         "There is no job 'other'"

@@ -25,7 +25,8 @@ from coordinator.job import Job, NoiseOfDevices
 from coordinator.model_state import ModelState
 from coordinator.orders import Kind
 from coordinator.planning import new_job
-from coordinator.queue import JobState, Queue, find, next_in, require_name
+from coordinator.queue import Queue, find, next_in, require_name
+from coordinator.queued_job import JobState
 from coordinator.reader import StoreReader
 from coordinator.settings import (
     FleetSettings,
@@ -198,6 +199,7 @@ def test_each_refusal_is_a_sentence_and_changes_nothing(queue: Queue, database: 
         (lambda: queue.resume("three"), UsageError, "is not paused"),
         (lambda: queue.resume("one"), UsageError, "is finished"),
         (lambda: queue.set_deadline("one", 9.0, lambda _: None), UsageError, "is finished"),
+        (lambda: queue.set_minimum("one", 1, lambda _: None), UsageError, "is finished"),
         (lambda: queue.pause("four"), ConfigurationError, "There is no job 'four': the queue has one, two"),
         (lambda: queue.add("one", JOB, "{}", 9.0), ConfigurationError, "a job 'one' already"),
     ):
@@ -347,6 +349,24 @@ def test_costs_are_summed_by_scope_over_jobs() -> None:
     assert sums[0][1].delta == pytest.approx(2e-5)
 
 
+def test_the_daemon_sees_each_order_of_another_program(queue: Queue, place: StorePlace) -> None:
+    begin(queue, "one")
+    looking = open_beside(place)
+    try:
+        seen = [looking.version()]
+        for order in (
+            lambda: queue.set_deadline("one", 60.0, lambda known: None),
+            lambda: queue.set_minimum("one", 2, lambda known: None),
+            lambda: queue.set_minimum("one", 1, lambda known: None),
+            lambda: queue.pause("one"),
+        ):
+            order()
+            seen.append(looking.version())
+    finally:
+        looking.close()
+    assert len(set(seen)) == len(seen)
+
+
 def test_each_order_is_on_record_with_who_gave_it(database: Database, place: StorePlace) -> None:
     operator = Queue(database, "alice, by the page")
     operator.add("one", JOB, "{}", 1.0, is_paused=True)
@@ -355,6 +375,7 @@ def test_each_order_is_on_record_with_who_gave_it(database: Database, place: Sto
         operator.resume("one")  # refused, and so not on record
     Queue(database).pause("one", "its test data are gone")
     operator.set_deadline("one", 60.0, lambda known: None)
+    operator.set_minimum("one", 2, lambda known: None)
     operator.cancel("one", 6.0, sends_model=True)
     reader = StoreReader(place)
     try:
@@ -364,9 +385,10 @@ def test_each_order_is_on_record_with_who_gave_it(database: Database, place: Sto
             ("alice, by the page", Kind.RESUME, "one", ""),
             ("coordinator", Kind.PAUSE, "one", "its test data are gone"),
             ("alice, by the page", Kind.DEADLINE, "one", "60 s a round"),
+            ("alice, by the page", Kind.MINIMUM, "one", "2 boards a round"),
             ("alice, by the page", Kind.CANCEL, "one", "devices get the model so far"),
         ]
-        assert [each.kind for each in reader.orders(most=2)] == [Kind.CANCEL, Kind.DEADLINE]
+        assert [each.kind for each in reader.orders(most=2)] == [Kind.CANCEL, Kind.MINIMUM]
     finally:
         reader.close()
 

@@ -16,13 +16,13 @@ from fleets import DIGITS, write_fleet
 from numpy.typing import NDArray
 
 from agent.current_model import current_model
-from coordinator import planning
+from coordinator import planning, queue
 from coordinator.daemon import _BATCH, Coordinator
 from coordinator.reader import StoreReader
 from coordinator.seats import OpenedFragment
 from coordinator.settings import FIRST_JOB, FleetSettings, load_fleet_settings
 from dpagent import faults
-from dpagent.errors import ConfigurationError, PlanError
+from dpagent.errors import ConfigurationError, PlanError, UsageError
 from dpagent.faults import FaultPoint
 from dpagent.learning.data.input_form import InputForm
 from dpagent.learning.data.settings import DatasetSettings
@@ -308,6 +308,20 @@ def test_a_job_with_a_projection_and_no_round_to_step_in_is_refused(tmp_path: Pa
     with pytest.raises(PlanError, match="rounds is 1; expected at least 2"):
         begin(settings_of(tmp_path, rounds=1, model={"name": "projected.yaml"}))
     begin(settings_of(tmp_path, rounds=2, model={"name": "projected.yaml"}))  # no job had begun
+
+
+def test_the_round_that_all_others_need_cannot_be_given_up(tmp_path: Path, begin: Begin) -> None:
+    projected_model(tmp_path)
+    settings = settings_of(tmp_path, rounds=3, model={"name": "projected.yaml"})
+    coordinator = begin(settings)
+    running = running_job(coordinator)
+    orders = queue.Queue(running.store.database)
+    running.cycle.open()
+    with pytest.raises(UsageError, match=r"Round 1 of job 'first' finds the directions that all others need"):
+        orders.give_up("first", settings)
+    run_round(coordinator, noise)
+    running.cycle.open()
+    assert orders.give_up("first", settings).gives_up == 2
 
 
 @pytest.mark.parametrize(("first", "are_within"), [(999_999.0, False), (1.1e-9, True)])

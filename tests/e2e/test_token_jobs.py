@@ -18,7 +18,7 @@ from watched_fleets import charges
 
 from agent.audit import verify
 from coordinator.database.schema import Part
-from coordinator.queue import JobState
+from coordinator.queued_job import JobState
 from dpagent.protocol.issuing import Verdict
 
 TIMES = {"compute_slot_s": 0.5, "jitter_window_s": 0.5, "deadline_s": 600.0}
@@ -131,3 +131,65 @@ def test_a_round_that_too_few_may_join_is_given_up_and_the_job_goes_on_when_that
     assert [verify(file.parent / "state").charges for file in (willing, mended)] == [3, 2]
     files = sorted((fleet.state / "jobs" / "first" / "models").glob("*.onnx"))
     assert [file.name for file in files] == ["round-0003.onnx", "round-0004.onnx"]
+
+
+def test_a_job_goes_on_without_a_board_that_fell_silent(tmp_path: Path, new_broker: Any) -> None:
+    """Rounds need three boards, and one has gone. Its operator lets the first close with two, gives the
+    second up, and the third has all that are there."""
+    broker = new_broker()
+    fleet = TokenFleet(
+        tmp_path,
+        broker,
+        devices=3,
+        rounds=3,
+        tokens={"rounds_ahead": 1},
+        round=TIMES | {"minimum_devices": 3},
+    )
+    broker.start()
+    files = [fleet.agent(number) for number in range(2)]
+    fleet.member(2)
+    clock = MovableClock()
+
+    def job(*words: str) -> str:
+        said = dpagent("coordinator", "job", *words, "--config", fleet.file)
+        assert said.returncode == 0, said.stderr
+        return said.stdout
+
+    def states() -> list[tuple[int, str, int]]:
+        return [
+            (
+                each.number,
+                "closed" if each.closed_at else "given up" if each.given_up_at else "open",
+                each.fragments,
+            )
+            for each in fleet.rounds()
+        ]
+
+    both = 2 * fleet.blocks
+    with (
+        attentive_daemons(),
+        agent_thread(files[0], clock),
+        agent_thread(files[1], clock),
+        coordinator_thread(fleet.file, clock) as coordinator,
+    ):
+        clock.advance_until(lambda: len(fleet.counted()) == both, "two boards", 0.25)
+        clock.advance(TIMES["deadline_s"])
+        clock.advance_until(lambda: fleet.rounds()[0].deadline > clock.unix() + 1.0, "another deadline", 0.05)
+        assert states() == [(1, "open", both)]
+        assert "close with 2 boards or more" in job("minimum", "first", "2")
+        clock.advance_until(lambda: states()[0][1] == "closed", "the first round", 50.0)
+        clock.advance_until(lambda: charges(*files) == 4, "the charges of the second", 0.05)
+        assert "round 2 is given up as soon as the boards are told" in job("pause", "first", "--give-up")
+        clock.advance_until(lambda: states()[1][1] == "given up", "the second round", 0.0)
+        fewest = states()[1][2]
+        assert "goes on when its turn comes" in job("resume", "first")
+        clock.advance_until(lambda: len(states()) == 3 and states()[2][2] == both, "the third round", 0.25)
+        clock.advance_until(lambda: not coordinator.is_running, "the end of the job", 5.0)
+        assert coordinator.result is True
+    assert states() == [(1, "closed", both), (2, "given up", fewest), (3, "closed", both)]
+    # What was charged for the second stays; there is no refund.
+    assert [verify(file.parent / "state").charges for file in files] == [3, 3]
+    reported = dpagent("coordinator", "report", "--config", fleet.file, "--out", tmp_path / "report")
+    assert reported.returncode == 0, reported.stderr
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "of 3, 1 given up" in page

@@ -34,7 +34,8 @@ from coordinator.page.server import serve
 from coordinator.page.tokens import Role, make_token
 from coordinator.page.view import View
 from coordinator.planning import new_job
-from coordinator.queue import JobState, Queue
+from coordinator.queue import Queue
+from coordinator.queued_job import JobState
 from coordinator.settings import FleetSettings, load_fleet_settings
 from coordinator.shared_store import Workers
 from coordinator.store import RoundResult, Store
