@@ -165,6 +165,7 @@ def collect(
         layout=layout,
         model=spec.name,
         parameters=spec.parameter_count,
+        numbers=tuple(r.number for r in rounds),
         noise_multipliers=tuple(r.noise_multiplier or 0.0 for r in rounds),
         clip_norms=tuple(r.clip_norm for r in rounds if r.clip_norm is not None),
         epsilon_spent=tuple(r.epsilon or 0.0 for r in rounds),

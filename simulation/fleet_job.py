@@ -151,6 +151,10 @@ class FleetJobRecord(JobRecord):
     received: tuple[int, ...]
     published: tuple[int, ...]
     """Bytes of each round."""
+    given_up: int
+    """Rounds that were given up, or passed over with one that was."""
+    highest_epsilon: float
+    """After all rounds that are over. One that was given up counts: boards may have been charged for it."""
     messages: dict[str, int]
     """What became of them: counted, late, duplicates, dummies, rejected."""
 
@@ -158,6 +162,11 @@ class FleetJobRecord(JobRecord):
     def test_records(self) -> int:
         """How many records the model is tested on."""
         return self.tested
+
+    @property
+    def epsilon(self) -> float:
+        """ε of the job so far."""
+        return self.highest_epsilon
 
 
 def collect_job(shared: CoordinatorSettings, name: str | None = None) -> FleetJobRecord:
@@ -199,6 +208,9 @@ def collect_job(shared: CoordinatorSettings, name: str | None = None) -> FleetJo
         parameters=spec.parameter_count,
         labels=tuple(settings.model.classes or map(str, range(len(by_class)))),
         tested=sum(each[0] for each in by_class),
+        numbers=tuple(each.number for each in rounds),
+        given_up=sum(each.given_up_at is not None for each in begun),
+        highest_epsilon=max(each.epsilon or 0.0 for each in begun),
         noise_multipliers=tuple(each.noise_multiplier or 0.0 for each in rounds),
         clip_norms=tuple(each.clip_norm for each in rounds if each.clip_norm is not None),
         epsilon_spent=tuple(each.epsilon or 0.0 for each in rounds),

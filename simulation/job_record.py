@@ -68,6 +68,8 @@ class JobRecord(ABC):
     settings: Terms
     model: str
     parameters: int
+    numbers: tuple[int, ...]
+    """Of the rounds that closed, in order: the rounds of all figures here. Others were given up."""
     noise_multipliers: tuple[float, ...]
     clip_norms: tuple[float, ...]
     """Of each round, where it follows a quantile; otherwise none."""
@@ -97,6 +99,11 @@ class JobRecord(ABC):
     @abstractmethod
     def test_records(self) -> int:
         """How many records the model is tested on."""
+
+    @property
+    def last_round(self) -> int:
+        """The number of the last round that closed; 0 before the first."""
+        return self.numbers[-1] if self.numbers else 0
 
     @property
     def epsilon(self) -> float:
@@ -143,7 +150,7 @@ class JobRecord(ABC):
                 "Nothing is guaranteed: the published cap releases exact gradients wherever it acts. Whoever "
                 "sees the models can name records. The ledgers admit no other job on these data.",
             )
-        if self.settings.cap == "bounded" and (done := len(self.epsilon_spent)) < self.settings.rounds:
+        if self.settings.cap == "bounded" and (done := self.last_round) < self.settings.rounds:
             first.append(
                 f"The job ended after {done} of {counted(self.settings.rounds, 'round')}: what was left of ε "
                 "met the bounded cap of no further round."

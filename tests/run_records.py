@@ -56,6 +56,7 @@ def record_of(devices: int = 5, rounds: int = 30, fragments: int = 16) -> RunRec
         model="digits",
         parameters=2_410,
         clip_norms=(),
+        numbers=tuple(range(1, rounds + 1)),
         noise_multipliers=tuple(2.61 / math.sqrt(1 + 0.3 * (2 * p - 1)) for p in progress),
         epsilon_spent=tuple(1.99231 * p**0.6 for p in progress),
         accuracy_history=tuple(0.913 - 0.62 * math.exp(-7 * p) + draw.gauss(0, 0.006) for p in progress),

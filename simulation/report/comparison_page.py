@@ -110,12 +110,12 @@ def _accuracy_picture(records: Mapping[str, RunRecord]) -> Picture:
         histories = [record.accuracy_history for record in measured.values()]
         spread = max(map(max, histories)) - min(map(min, histories))
         heights = label_heights([history[-1] for history in histories], spread / 14)
-        for method, history, height, colour in zip(
-            measured, histories, heights, itertools.cycle(_COLOURS), strict=False
+        for (method, record), height, colour in zip(
+            measured.items(), heights, itertools.cycle(_COLOURS), strict=False
         ):
-            line(axes, history, colour, 2)
+            line(axes, record.numbers, record.accuracy_history, colour, 2)
             axes.annotate(
-                f"{method} {percent(history[-1])}", (len(history), height), xytext=(9, 0),
+                f"{method} {percent(record.accuracy)}", (record.last_round, height), xytext=(9, 0),
                 textcoords="offset points", va="center", color=COLOURS[colour], fontweight="bold",
                 annotation_clip=False,
             )  # fmt: skip

@@ -129,10 +129,18 @@ def round_axis(axes: Axes, rounds: int) -> None:
     axes.set_xlabel("round")
 
 
-def line(axes: Axes, values: Sequence[float], colour: str, width: float, *, dashed: bool = False) -> None:
-    """A value for each round from the first; the points are marked while there are few."""
+def line(
+    axes: Axes,
+    rounds: Sequence[int],
+    values: Sequence[float],
+    colour: str,
+    width: float,
+    *,
+    dashed: bool = False,
+) -> None:
+    """A value for each of the first of some rounds; the points are marked while there are few."""
     axes.plot(
-        range(1, len(values) + 1),
+        rounds[: len(values)],
         values,
         color=COLOURS[colour],
         linewidth=width,

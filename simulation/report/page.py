@@ -160,11 +160,17 @@ def _key_figures(record: JobRecord) -> list[_KeyFigure]:
             f"{record.settings.rounds:,}" if isinstance(record, RunRecord) else f"{done:,}",
             f"{record.settings.schedule} schedule"
             if isinstance(record, RunRecord)
-            else f"of {record.settings.rounds:,}; {record.settings.schedule} schedule",
+            else f"of {record.settings.rounds:,}{_given_up(record)}; {record.settings.schedule} schedule",
         ),
         *(_figures_of_run(record) if isinstance(record, RunRecord) else []),
         *(_figures_of_job(record) if isinstance(record, FleetJobRecord) else []),
     ]
+
+
+def _given_up(record: JobRecord) -> str:
+    if not isinstance(record, FleetJobRecord) or not record.given_up:
+        return ""
+    return f", {record.given_up:,} given up"
 
 
 def _share(value: float) -> str:
@@ -311,9 +317,13 @@ def _cap_effect(record: JobRecord) -> str | None:
 
 
 def _round_rows(record: JobRecord) -> list[tuple[str, ...]]:
-    """A row for each round; a dash where its value is missing."""
+    """A row for each round that closed, and of a run for those that did not; a dash where its value is
+    missing."""
+    numbers = record.numbers
+    if isinstance(record, RunRecord):
+        numbers = (*numbers, *range(record.last_round + 1, record.settings.rounds + 1))
     rows = itertools.zip_longest(
-        map(str, range(1, record.settings.rounds + 1)),
+        map(str, numbers),
         *([map("{:.3g}".format, record.clip_norms)] if record.clip_norms else []),
         map("{:.3f}".format, record.noise_multipliers),
         map(upwards, record.epsilon_spent),
@@ -327,5 +337,4 @@ def _round_rows(record: JobRecord) -> list[tuple[str, ...]]:
         map("{:.1f}".format, record.seconds_by_round),
         fillvalue="–",
     )
-    done = record.settings.rounds if isinstance(record, RunRecord) else len(record.epsilon_spent)
-    return list(itertools.islice(rows, done))
+    return list(itertools.islice(rows, len(numbers)))

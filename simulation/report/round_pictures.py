@@ -18,10 +18,11 @@ from simulation.report.notation import percent, plain, points
 def accuracy_picture(record: JobRecord) -> Picture:
     """Test accuracy after each round, beside the run without noise."""
     accuracy, baseline = record.accuracy_history, record.baseline_history
+    rounds, without = record.numbers, range(1, len(record.baseline_history) + 1)
     if not accuracy or math.isnan(record.majority_class_accuracy):
         return Picture("accuracy", "Accuracy was not measured", "There were no test data.")
-    right = percent(accuracy[-1])
-    caption = f"After round {len(accuracy)} the model classifies {right} of the test records correctly"
+    right, last_round = percent(accuracy[-1]), rounds[len(accuracy) - 1]
+    caption = f"After round {last_round} the model classifies {right} of the test records correctly"
     if baseline:
         # Compare like with like, also where one of the two is shorter.
         together = min(len(accuracy), len(baseline))
@@ -48,10 +49,10 @@ def accuracy_picture(record: JobRecord) -> Picture:
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        ends = [(accuracy[-1], len(accuracy), "blue", "with noise")]
-        line(axes, accuracy, "blue", 2)
+        ends = [(accuracy[-1], last_round, "blue", "with noise")]
+        line(axes, rounds, accuracy, "blue", 2)
         if baseline:
-            line(axes, baseline, "orange", 1.5, dashed=True)
+            line(axes, without, baseline, "orange", 1.5, dashed=True)
             ends.append((baseline[-1], len(baseline), "orange", "without noise"))
         # The upper label sits a little higher and the lower one a little lower: they never overlap.
         ends.sort()
@@ -60,7 +61,7 @@ def accuracy_picture(record: JobRecord) -> Picture:
                 f"{name} {percent(value)}", (at, value), xytext=(9, rise), textcoords="offset points",
                 va="center", color=COLOURS[colour], fontweight="bold", annotation_clip=False,
             )  # fmt: skip
-        round_axis(axes, max(record.settings.rounds, len(accuracy), len(baseline)))
+        round_axis(axes, max(record.settings.rounds, record.last_round, len(baseline)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}\N{NO-BREAK SPACE}%"))
         axes.set_title("share of test records classified correctly")
         axes.grid(axis="y")
@@ -72,7 +73,7 @@ def accuracy_picture(record: JobRecord) -> Picture:
 
 def budget_picture(record: JobRecord) -> Picture:
     """ε of the run so far, its growth in each round, and the noise that bought it."""
-    spent, noise = record.epsilon_spent, record.noise_multipliers
+    spent, noise, rounds = record.epsilon_spent, record.noise_multipliers, record.numbers
     if not spent or not noise:
         return Picture("budget", "No round was charged", "The record holds no charges.")
     if not record.is_private:
@@ -83,7 +84,9 @@ def budget_picture(record: JobRecord) -> Picture:
     else:
         less, verb = ("less", "falls") if last < first else ("more", "rises")
         trend = f"Later rounds have {less} noise"
-        noise_words = f"Noise {verb} from σ = {first:.2f} in round 1 to σ = {last:.2f} in round {len(noise)}"
+        noise_words = (
+            f"Noise {verb} from σ = {first:.2f} in round {rounds[0]} to σ = {last:.2f} in round {rounds[-1]}"
+        )
     used = percent(record.epsilon / record.settings.epsilon)
     title = f"{trend}, and the run ends with {used} of its budget spent"
     if len(noise) == 1:
@@ -109,18 +112,18 @@ def budget_picture(record: JobRecord) -> Picture:
             f"target {plain(record.settings.epsilon)}", (0.02, record.settings.epsilon), xytext=(0, 4),
             xycoords=("axes fraction", "data"), textcoords="offset points",
         )  # fmt: skip
-        left.fill_between(range(1, len(spent) + 1), spent, color=COLOURS["blue"], alpha=0.14, linewidth=0)
-        line(left, spent, "blue", 2)
+        left.fill_between(rounds[: len(spent)], spent, color=COLOURS["blue"], alpha=0.14, linewidth=0)
+        line(left, rounds, spent, "blue", 2)
         left.set_ylim(0, 1.14 * max(record.settings.epsilon, *spent))
         left.set_title("ε of the run so far")
         growth = [now - before for before, now in itertools.pairwise((0.0, *spent))]
-        middle.bar(range(1, len(growth) + 1), growth, color=COLOURS["sky"], width=0.75, linewidth=0)
+        middle.bar(rounds[: len(growth)], growth, color=COLOURS["sky"], width=0.75, linewidth=0)
         middle.set_title("growth of ε in each round")
-        line(right, noise, "orange", 2)
+        line(right, rounds, noise, "orange", 2)
         right.set_ylim(0, 1.14 * max(noise))
         right.set_title("noise multiplier σ")
         for axes in (left, middle, right):
-            round_axis(axes, max(record.settings.rounds, len(spent), len(noise)))
+            round_axis(axes, max(record.settings.rounds, record.last_round))
             axes.grid(axis="y")
 
     return draw_picture("budget", title, caption, note, 2.9, draw)

@@ -242,7 +242,7 @@ def _curves_picture(report: SweepReport) -> Picture:
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         for setting, colour in zip(shown, itertools.cycle(DEVICE_COLOURS), strict=False):
-            line(axes, setting.history, colour, 1.8)
+            line(axes, range(1, len(setting.history) + 1), setting.history, colour, 1.8)
         handles = [
             (COLOURS[colour], setting_in_words(setting.varied))
             for setting, colour in zip(shown, itertools.cycle(DEVICE_COLOURS), strict=False)

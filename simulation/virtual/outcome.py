@@ -83,6 +83,7 @@ def record_of(
         layout=layout,
         model=spec.name,
         parameters=spec.parameter_count,
+        numbers=tuple(range(1, len(rounds) + 1)),
         noise_multipliers=tuple(each.noise_multiplier for each in rounds),
         clip_norms=tuple(each.clip_norm for each in rounds if each.clip_norm is not None),
         epsilon_spent=tuple(each.epsilon for each in rounds),

@@ -20,6 +20,7 @@ from fleets import (
     write_job,
     write_shared,
 )
+from gapped_rounds import keep_gapped_rounds
 from page_servers import PageServer
 from postgresql import Postgresql, new_place
 from stores import BLANK_MODEL, begin, open_store
@@ -260,3 +261,29 @@ def test_workers_are_shown_to_everybody_who_looks(tmp_path: Path, postgresql: Po
         page.locator("#banners").get_by_text("No worker counts fragments").wait_for()
         require_fine(window, "9-no-worker")
     kept.database.close()
+
+
+def test_rounds_keep_their_places_after_some_that_were_given_up(tmp_path: Path, axe: str) -> None:
+    """A sixth of the width for each round, from the first that is shown; ε is of all that cost some."""
+    settings = load_fleet_settings(write_fleet(tmp_path / "fleet", None, rounds=6))
+    keep_gapped_rounds(settings)
+    with PageServer(settings, tmp_path / "fleet") as server, chromium(axe) as opened:
+        window = opened("desktop")
+        page = window.page
+        page.goto(f"http://{server.host}/")
+        page.locator("#chart-accuracy svg circle").wait_for()
+        for name, rounds, at in (
+            ("accuracy", ["4", "1"], 3 / 5),
+            ("epsilon", ["5", "4", "3", "2", "1"], 4 / 5),
+        ):
+            cells = page.locator(f"#table-{name} tbody tr").evaluate_all(
+                "rows => rows.map(row => row.children[0].textContent)"
+            )
+            assert cells == rounds
+            width = float(page.locator(f"#chart-{name} svg").get_attribute("viewBox").split()[2])
+            last = float(page.locator(f"#chart-{name} svg circle").get_attribute("cx"))
+            assert last == pytest.approx(46 + (width - 58) * at, abs=0.1)
+        assert "about 5.0\N{NO-BREAK SPACE}s more" in page.locator("dl.figures").inner_text(), (
+            "one is left of six"
+        )
+        assert window.complaints == []

@@ -262,7 +262,7 @@ function pace(summary) {
   const { opened_at: opened, closed_at: closed } = detail.rows;
   const times = closed.map((at, index) => at && at - opened[index]).filter(Boolean).slice(-20).sort((a, b) => a - b);
   if (!times.length) return "none has closed yet";
-  const typical = times[Math.floor(times.length / 2)], left = summary.rounds - summary.closed;
+  const typical = times[Math.floor(times.length / 2)], left = summary.rounds - summary.over;
   const words = `${lasting(typical)} each (median)`;
   return summary.is_over || !left ? words : `${words}; about ${lasting(typical * left)} more`;
 }
@@ -305,7 +305,9 @@ function charts(summary) {
   const shared = { x: take("number"), rounds: summary.rounds, references: [] };
   const last = (values) => values.findLast((each) => each !== null);
   const made_ = [];
-  const accuracy = take("accuracy"), loss = take("loss"), epsilon = take("epsilon");
+  const accuracy = take("accuracy"), loss = take("loss");
+  // Rounds that were given up have cost it, too.
+  const paid = rows.number.map((_, at) => at).filter((at) => rows.epsilon[at] !== null), epsilon = paid.map((at) => rows.epsilon[at]);
   if (accuracy.some((each) => each !== null)) {
     made_.push(chart({ ...shared, id: "accuracy", title: "Test accuracy", now: percent(last(accuracy)), from: 0, format: (each) => percent(each),
       tick: (each) => percent(each, 0), series: [{ name: "accuracy", colour: "blue", values: accuracy }],
@@ -316,9 +318,9 @@ function charts(summary) {
     made_.push(chart({ ...shared, id: "loss", title: "Test loss", now: figure(last(loss)), from: 0, format: (each) => figure(each),
       series: [{ name: "loss", colour: "purple", values: loss }], caption: "Mean cross-entropy on the test records, in nats." }));
   }
-  if (epsilon.some((each) => each !== null)) {
+  if (epsilon.length) {
     const target = detail.columns[0].target;
-    made_.push(chart({ ...shared, id: "epsilon", title: `Privacy spent, for each ${detail.columns[0].unit}`, now: `ε = ${upwards(last(epsilon))}`, from: 0,
+    made_.push(chart({ ...shared, x: paid.map((at) => rows.number[at]), id: "epsilon", title: `Privacy spent, for each ${detail.columns[0].unit}`, now: `ε = ${upwards(last(epsilon))}`, from: 0,
       format: (each) => upwards(each), tick: (each) => figure(each), series: [{ name: "ε so far", colour: "green", values: epsilon, area: true }],
       references: target === null ? [] : [{ name: "target", value: target }],
       caption: "What the rounds so far cost whoever took part in all of them. A job that ends early because of its results has cost the target." }));
@@ -418,7 +420,7 @@ function queue() {
   });
 }
 
-const KINDS = { add: "added", pause: "paused", resume: "resumed", cancel: "cancelled", deadline: "changed the deadline of" };
+const KINDS = { add: "added", pause: "paused", resume: "resumed", cancel: "cancelled", deadline: "changed the deadline of", minimum: "changed the least number of boards of" };
 
 function orders() {
   fill(byId("orders-body"), state.orders, () => {

@@ -179,7 +179,7 @@ def test_one_fragment_has_no_order(tmp_path: Path) -> None:
 def test_nothing_measured_is_said(tmp_path: Path) -> None:
     record = replace(
         record_of(), accuracy_history=(), baseline_history=(), arrivals=(), budgets=(), epsilon_spent=(),
-        noise_multipliers=(), clamped=(), seconds_by_round=(),
+        numbers=(), noise_multipliers=(), clamped=(), seconds_by_round=(),
     )  # fmt: skip
     record = with_notes(record, agent_peak_mib=None, coordinator_peak_mib=None)
     page = render_report(record, tmp_path)
