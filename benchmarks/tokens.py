@@ -31,7 +31,7 @@ from coordinator.authority import create_authority
 from coordinator.blind_signing import PrivateKey
 from coordinator.devices import Devices
 from coordinator.issuing import Issuer
-from coordinator.registry import Registry, StoredKey
+from coordinator.registry import AnnouncedKey, Registry
 from dpagent.protocol.blind_signatures import PREFIX_BYTES, blind, finalize
 from dpagent.protocol.issuing import AskOpener
 from dpagent.protocol.sealing import Opener, new_sealing_secret
@@ -69,7 +69,10 @@ def _issuing(directory: Path, private: PrivateKey, opener: AskOpener, keys: Toke
     signer = Signer(new_signing_secret(), _FLEET)
     with Devices(directory) as devices:
         registry = Registry(directory)
-        registry.add_key(_JOB, StoredKey(1, keys.moduli[0], private.to_bytes()), [])
+        announced = AnnouncedKey(
+            _JOB.hex(), 1, keys.linkability, keys.tokens, keys.sealing_key, keys.moduli[0]
+        )
+        registry.add_key(announced, private.to_bytes(), [])
         requests = [
             (identity.device_id, TokenRequest(identity, keys, 1, _FLEET).message())
             for identity in enrolled(authority, directory, _BOARDS)

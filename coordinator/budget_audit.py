@@ -32,8 +32,10 @@ from dpagent.protocol.codec import MessageError
 from dpagent.protocol.device_signing import DEVICE_PATTERN
 from dpagent.protocol.issuing import Statement, Verdict, Wish
 from dpagent.protocol.signing import CoordinatorKey, Verifier
+from dpagent.protocol.tokens import MAX_TOKENS, TokenKeys, key_digest
 from dpagent.protocol.topics import FleetName
 from dpagent.storage import disk_errors
+from dpagent.wording import counted
 
 MOST_BYTES: Final = 1 << 30
 """Of a file that is read: some 800 bytes a board and round."""
@@ -88,7 +90,22 @@ class _Price(_Said):
 class _Key(_Said):
     job: _JobId
     round: _Round
-    modulus: _Hex
+    linkability: Literal["fragment", "round"]
+    tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+    sealing_key: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    modulus: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{512}$")]
+
+    def digest(self, fleet: str) -> str | None:
+        """What a board signs of it; None if no coordinator announces such a key."""
+        try:
+            keys = TokenKeys(
+                job=bytes.fromhex(self.job), linkability=self.linkability, tokens=self.tokens,
+                sealing_key=bytes.fromhex(self.sealing_key), first_round=self.round,
+                moduli=[bytes.fromhex(self.modulus)],
+            )  # fmt: skip
+        except ValidationError:
+            return None
+        return key_digest(keys, self.round, fleet).hex()
 
 
 class _Total(_Said):
@@ -271,7 +288,14 @@ def _problems(export: _Export) -> Iterator[str]:
     """What is wrong with single statements, and with them together."""
     by_id = {each.device: each for each in export.devices}
     yield from _doubles("Device {} is", (each.device for each in export.devices))
+    successors = Counter(each.replaces for each in export.devices)
     for each in export.devices:
+        in_its_place = successors[each.device]
+        if in_its_place != (each.state is DeviceState.REPLACED):
+            yield (
+                f"Device {each.device} is {each.state}, and {counted(in_its_place, 'device')} took its "
+                "place: what it was granted counts for the one that did."
+            )
         if each.replaces is not None and each.replaces not in by_id:
             yield f"Device {each.device} took the place of {each.replaces}, which is not there."
         if any(other.replaces == each.device for other in _line(each, by_id)):
@@ -309,7 +333,10 @@ def _of_rounds(export: _Export) -> Iterator[str]:
     """What is wrong with keys and prices: boards are shown one key, and a job only grows dearer."""
     yield from _doubles("The key of round {} is", (f"{e.round} of job {e.job[:8]}" for e in export.keys))
     yield from _doubles("The price of round {} is", (f"{e.round} of job {e.job[:8]}" for e in export.prices))
-    known = {(each.job, each.round) for each in export.keys}
+    known = {(each.job, each.round): each.digest(export.fleet) for each in export.keys}
+    for (job, number), digest in known.items():
+        if digest is None:
+            yield f"Round {number} of job {job[:8]}: what is there for its key is none."
     shown: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     for each in export.devices:
         for entry in each.statements:
@@ -322,6 +349,11 @@ def _of_rounds(export: _Export) -> Iterator[str]:
             )
         if (job, number) not in known:
             yield f"Round {number} of job {job[:8]}: boards asked for its tokens, and its key is not there."
+        elif (digest := known[job, number]) is not None and digest not in digests:
+            yield (
+                f"Round {number} of job {job[:8]}: the key that is there is not the one that boards were "
+                "shown, by their own statements."
+            )
     before: dict[str, _Price] = {}
     for price in sorted(export.prices, key=lambda each: (each.job, each.round)):
         if (earlier := before.get(price.job)) is not None and not _bounds(price, earlier):

@@ -23,7 +23,7 @@ from coordinator.database.schema import Part
 from coordinator.database.settings import StorePlace
 from coordinator.devices import Device, Devices
 from coordinator.participation import total_values, totals
-from coordinator.registry import Entry, RegistryReader, Spent, spent_of
+from coordinator.registry import AnnouncedKey, Entry, RegistryReader, Spent, spent_of
 from dpagent.errors import NotReadyError
 from dpagent.json_values import finite
 from dpagent.protocol.messages import Layout
@@ -80,7 +80,8 @@ def export(
     """All that an auditor needs to check what boards were granted, without trusting the coordinator's sums.
 
     Each statement is signed by a board's own key, of a certificate that is here too; it names the key of its
-    round by digest, so a key that was shown to one board alone stands out. Nothing in it tells a fragment.
+    round by digest, which has to be that of the key that is here: so a key that was shown to one board alone
+    stands out. Nothing in it tells a fragment.
 
     Args:
         reader: of the registry.
@@ -103,14 +104,14 @@ def export(
     entries: dict[str, list[Entry]] = defaultdict(list)
     for entry in reader.entries():
         entries[entry.device].append(entry)
-    moduli, prices = reader.moduli(), reader.prices()
+    keys, prices = reader.keys(), reader.prices()
     spent = _spent(known, entries, {(job, number): columns for job, number, columns in prices})
     values: dict[str, Any] = {
         "version": VERSION,
         "fleet": fleet,
         "coordinator_key": signer.public_key,
         "exported_at": datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
-        "keys": [{"job": job, "round": number, "modulus": modulus.hex()} for job, number, modulus in moduli],
+        "keys": [_key_values(key) for key in keys],
         "prices": [{"job": job, "round": number, "columns": columns} for job, number, columns in prices],
         "devices": [
             {
@@ -147,6 +148,14 @@ def _spent(
             one = before.get(one)
         found[device.id] = spent_of(granted, prices)
     return found
+
+
+def _key_values(key: AnnouncedKey) -> dict[str, Any]:
+    """All that the digests are of that boards have signed."""
+    return {
+        "job": key.job, "round": key.round, "linkability": key.linkability, "tokens": key.tokens,
+        "sealing_key": key.sealing_key.hex(), "modulus": key.modulus.hex(),
+    }  # fmt: skip
 
 
 def _entry_values(entry: Entry) -> dict[str, Any]:

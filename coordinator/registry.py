@@ -36,6 +36,21 @@ class StoredKey:
 
 
 @dataclass(frozen=True, slots=True)
+class AnnouncedKey:
+    """What was announced of a round: all that the key digest of the devices' statements is of
+    (:func:`~dpagent.protocol.tokens.key_digest`)."""
+
+    job: str
+    """Its id, in hexadecimal."""
+    round: int
+    linkability: str
+    tokens: int
+    """Of a device."""
+    sealing_key: bytes
+    modulus: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """What a device asked of a round, and what it was answered."""
 
@@ -114,14 +129,20 @@ class Registry:
             ).fetchone()
         return None if row is None else StoredKey(*row)
 
-    def add_key(self, job: bytes, key: StoredKey, columns: Sequence[BudgetStatement]) -> None:
+    def add_key(self, announced: AnnouncedKey, secret: bytes, columns: Sequence[BudgetStatement]) -> None:
         """Keep a round's new key, and what the round brings the job to, in each column of its method."""
         stated = json.dumps([column.as_dict() for column in columns])
+        job = bytes.fromhex(announced.job)
         with self.transaction():
             self.database.execute(
-                "INSERT INTO keys VALUES (?, ?, ?, ?)", (job, key.round, key.modulus, key.secret)
-            )
-            self.database.execute("INSERT INTO prices VALUES (?, ?, ?)", (job, key.round, stated))
+                "INSERT INTO keys (job, round, modulus, secret, linkability, tokens, sealing_key) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    job, announced.round, announced.modulus, secret, announced.linkability, announced.tokens,
+                    announced.sealing_key,
+                ),
+            )  # fmt: skip
+            self.database.execute("INSERT INTO prices VALUES (?, ?, ?)", (job, announced.round, stated))
 
     def forget_secrets(self, job: bytes, last_round: int) -> None:
         """Erase the secret keys of all rounds up to one."""
@@ -298,8 +319,17 @@ class RegistryReader:
             rows = self._database.execute("SELECT job, round, columns FROM prices ORDER BY job, round")
             return [(bytes(row["job"]).hex(), row["round"], json.loads(row["columns"])) for row in rows]
 
-    def moduli(self) -> list[tuple[str, int, bytes]]:
-        """Job, round and modulus of every key."""
+    def keys(self) -> list[AnnouncedKey]:
+        """Every key; but for those of a version that did not keep what was announced with them."""
         with self._database.errors():
-            rows = self._database.execute("SELECT job, round, modulus FROM keys ORDER BY job, round")
-            return [(bytes(row["job"]).hex(), row["round"], row["modulus"]) for row in rows]
+            rows = self._database.execute(
+                "SELECT job, round, linkability, tokens, sealing_key, modulus FROM keys "
+                "WHERE linkability IS NOT NULL ORDER BY job, round"
+            )
+            return [
+                AnnouncedKey(
+                    bytes(row["job"]).hex(), row["round"], row["linkability"], row["tokens"],
+                    bytes(row["sealing_key"]), bytes(row["modulus"]),
+                )
+                for row in rows
+            ]  # fmt: skip

@@ -14,7 +14,7 @@ from coordinator.columns import spent_columns
 from coordinator.devices import Devices
 from coordinator.issuing import Issuer
 from coordinator.job import Job
-from coordinator.registry import Registry, StoredKey
+from coordinator.registry import AnnouncedKey, Registry
 from coordinator.settings import FleetSettings
 from coordinator.store import Store
 from dpagent.clock import Clock
@@ -134,10 +134,13 @@ class TokenOffice:
         return PrivateKey.generate(self.tokens) if making is None else making.result()
 
     def _keep(self, number: int, key: PrivateKey) -> None:
-        modulus = key.modulus.to_bytes(256, "big")
+        announced = AnnouncedKey(
+            self._job.id.hex(), number, self._settings.linkability, self.tokens, self._sealing_key,
+            key.modulus.to_bytes(256, "big"),
+        )  # fmt: skip
         epsilon = self._job.epsilon_by_round[number - 1]
         columns = spent_columns(self._job, rounds=number, epsilon=epsilon, devices=1)
-        self._registry.add_key(self._job.id, StoredKey(number, modulus, key.to_bytes()), columns)
+        self._registry.add_key(announced, key.to_bytes(), columns)
 
     def _update_list(self) -> None:
         moduli: list[bytes] = []

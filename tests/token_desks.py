@@ -13,7 +13,7 @@ from coordinator.database.settings import StorePlace
 from coordinator.devices import Devices
 from coordinator.issuing import Issuer
 from coordinator.job import Job
-from coordinator.registry import Entry, Registry, RegistryReader, StoredKey
+from coordinator.registry import AnnouncedKey, Entry, Registry, RegistryReader
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.protocol.issuing import AskOpener
 from dpagent.protocol.messages import Linkability
@@ -80,7 +80,10 @@ class Desk:
             moduli.append(key.modulus.to_bytes(256, "big"))
             columns = spent_columns(self.job, rounds=number, epsilon=EPSILONS[number - 1], devices=1)
             if self.registry.key(job, number) is None:
-                self.registry.add_key(job, StoredKey(number, moduli[-1], key.to_bytes()), columns)
+                announced = AnnouncedKey(
+                    job.hex(), number, linkability, tokens, self.opener.public_key, moduli[-1]
+                )
+                self.registry.add_key(announced, key.to_bytes(), columns)
         assert linkability != "none"
         self.keys = TokenKeys(
             job=job, linkability=linkability, tokens=tokens, sealing_key=self.opener.public_key,

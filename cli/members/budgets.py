@@ -146,9 +146,9 @@ def verify(
 ) -> None:
     """Check an export, on any machine, with the file and the coordinator's public key alone.
 
-    Its signature, each board's signature of each statement, that all boards were shown the same keys, and
-    each figure, from the requests that were granted and the price of each round. Exits with 5 if anything
-    does not fit.
+    Its signature, each board's signature of each statement, that all boards were shown the same keys, those
+    that are in the file, and each figure, from the requests that were granted and the price of each round.
+    Exits with 5 if anything does not fit.
     """
     from coordinator.budget_audit import audit, read_export
     from coordinator.participation import total_values

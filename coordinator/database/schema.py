@@ -187,6 +187,13 @@ def _go_on(schema: Schema) -> None:
     schema.add_column("jobs", "gives_up INTEGER")
 
 
+def _announce(schema: Schema) -> None:
+    """What was announced of a key besides its modulus: what boards sign is a digest of all of it."""
+    schema.add_column("keys", "linkability TEXT")
+    schema.add_column("keys", "tokens INTEGER")
+    schema.add_column("keys", "sealing_key BLOB")
+
+
 class Part(StrEnum):
     """What SQLite keeps in a file of its own, since other programs write it at other times."""
 
@@ -205,6 +212,7 @@ STEPS: Final[tuple[tuple[Part, Step], ...]] = (
     (Part.ROUNDS, _watch),
     (Part.MEMBERS, _confirm),
     (Part.ROUNDS, _go_on),
+    (Part.REGISTRY, _announce),
 )
 
 

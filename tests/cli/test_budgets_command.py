@@ -237,6 +237,40 @@ def test_whatever_is_changed_in_an_export_is_found_even_if_it_is_signed_anew(
 
     assert "its key is not there" in changed(without_keys, is_signed=True)
 
+    def free_the_successor(values: dict[str, Any]) -> None:
+        """Of what the board before it was granted: the two would have a budget each."""
+        after = next(each for each in values["devices"] if each["replaces"])
+        after |= {"replaces": None, "granted": [], "jobs": []}
+
+    assert f"Device {first['device']} is replaced, and 0 devices took its place" in changed(
+        free_the_successor, is_signed=True
+    )
+
+    def keep_the_one_before(values: dict[str, Any]) -> None:
+        values["devices"][place]["state"] = "enrolled"
+
+    assert "is enrolled, and 1 device took its place" in changed(keep_the_one_before, is_signed=True)
+
+    def change_a_key(key: str, value: object) -> Callable[[dict[str, Any]], None]:
+        def change(values: dict[str, Any]) -> None:
+            values["keys"][0][key] = value
+
+        return change
+
+    modulus = values["keys"][0]["modulus"]
+    for key, value in (
+        ("modulus", values["keys"][1]["modulus"]), ("linkability", "round"), ("tokens", 3),
+        ("sealing_key", "11" * 32), ("modulus", f"{modulus[:-1]}{'3' if modulus[-1] != '3' else '5'}"),
+    ):  # fmt: skip
+        said = changed(change_a_key(key, value), is_signed=True)
+        wanted = (
+            "what is there for its key is none" if key == "linkability"
+            else "the key that is there is not the one that boards were shown"
+        )  # fmt: skip
+        assert f"Round 1 of job {job[:8]}: {wanted}" in said
+    even = changed(change_a_key("modulus", f"{modulus[:-1]}2"), is_signed=True)
+    assert f"Round 1 of job {job[:8]}: what is there for its key is none" in even
+
     def in_a_circle(values: dict[str, Any]) -> None:
         after = next(each for each in values["devices"] if each["replaces"] == first["device"])
         values["devices"][place]["replaces"] = after["device"]
