@@ -12,6 +12,7 @@ from coordinator.settings import FleetSettings
 from dpagent.protocol.fragments import read_block, read_tally, require_place
 from dpagent.protocol.messages import Fragment
 from dpagent.protocol.noisy_sum import NoisySum
+from dpagent.protocol.packing import Units
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.updates import Updates
@@ -19,7 +20,7 @@ from dpagent.protocol.updates import Updates
 Norms: TypeAlias = HonestNorms | UpdateNorms | None
 """The norms of honest fragments of a round; None where any has to count."""
 
-NO_VALUES: Final = np.zeros(0, np.int64)
+NO_VALUES: Final[Units] = np.zeros(0, np.int64)
 """Of a dummy or a probe."""
 
 
@@ -52,7 +53,7 @@ class FragmentReader:
             case Updates():
                 self._read = self._of_update
 
-    def values(self, fragment: Fragment) -> NDArray[np.int64]:
+    def values(self, fragment: Fragment) -> Units:
         """What a fragment adds to its block, (block,).
 
         Args:
@@ -71,7 +72,7 @@ class FragmentReader:
         """
         require_place(fragment, self._wire, self._blocks)
 
-    def _of_noisy_sum(self, fragment: Fragment) -> NDArray[np.int64]:
+    def _of_noisy_sum(self, fragment: Fragment) -> Units:
         values, level = read_block(fragment, self._wire, self._blocks)
         assert isinstance(self._norms, HonestNorms)
         self._norms.require(fragment.position, values, level)

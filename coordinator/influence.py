@@ -23,7 +23,7 @@ from dpagent.privacy.mechanisms.device_noise import REFUSAL_TAIL
 from dpagent.privacy.mechanisms.honest_norms import NormRange, capped_norms, largest_lot
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.noisy_sum import NoisySum
-from dpagent.protocol.packing import MAX_LEVEL, highest_level
+from dpagent.protocol.packing import MAX_LEVEL, Units, highest_level
 from dpagent.protocol.updates import Updates
 
 IMPROBABLE: Final = "improbable norm"
@@ -98,7 +98,7 @@ class HonestNorms:
         self._whole, self._of_last = map(self._ranges, self._sizes)
         self._of_count = self._ranges(1, of_a_record=self._count_share) if self._count_share else None
 
-    def require(self, position: int, values: NDArray[np.int64], level: int = 0) -> None:
+    def require(self, position: int, values: Units, level: int = 0) -> None:
         """Refuse a fragment that no honest device sends, except with a negligible probability.
 
         Args:
@@ -183,6 +183,6 @@ class HonestNorms:
         )
 
 
-def _holds(ranges: Sequence[NormRange] | None, values: NDArray[np.int64], level: int) -> bool:
+def _holds(ranges: Sequence[NormRange] | None, values: Units, level: int) -> bool:
     """Whether values that came at a level are in its range; any are where the noise has no known law."""
     return ranges is None or (level < len(ranges) and ranges[level].holds(values))

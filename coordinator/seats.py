@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from coordinator.database.interface import Database
 from dpagent.errors import StorageError
+from dpagent.protocol.packing import Units
 
 _TICKET_BYTES: Final = 16
 _DIGEST_BYTES: Final = 8
@@ -54,7 +55,7 @@ class OpenedFragment(NamedTuple):
     id: bytes
     round: int
     position: int
-    values: NDArray[np.int64]
+    values: Units
     arrived_at: float
     dummy: bool = False
     probe: bool = False
@@ -353,9 +354,10 @@ class Seats:
             by_position[each.position].append(each)
         rows: list[tuple[object, ...]] = []
         for position, some in by_position.items():
-            values = np.stack([each.values for each in some])
+            values: Units = np.array([each.values for each in some])
             kept = (b"".join(each.id for each in some), *_stored(values)) if keeps_values else (None,) * 3
-            rows.append((batch, number, position, len(some), *_stored(values.sum(axis=0)), *kept))
+            total = values.sum(axis=0, dtype=np.int64)
+            rows.append((batch, number, position, len(some), *_stored(total), *kept))
         self._database.execute_many("INSERT INTO partial_sums VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def _known(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, bytes]]:
@@ -388,7 +390,7 @@ def _digest(fragment: OpenedFragment) -> bytes:
     return hashlib.blake2b(said, digest_size=_DIGEST_BYTES).digest()
 
 
-def _stored(values: NDArray[np.int64]) -> tuple[bytes, str]:
+def _stored(values: Units) -> tuple[bytes, str]:
     """Values in the narrowest type that holds them, mostly one byte each, and the type."""
     largest = int(np.abs(values).max(initial=0))
     kind = next(name for name, bits in _TYPES.items() if largest < 1 << bits)

@@ -20,7 +20,7 @@ from dpagent.protocol.messages import (
     Plan,
     WireTerms,
 )
-from dpagent.protocol.packing import pack, unpack
+from dpagent.protocol.packing import Units, pack, unpack
 from dpagent.protocol.report_packing import read_reports
 from dpagent.protocol.sizes import block_count, report_width
 from dpagent.protocol.terms import NoisySumTerms, ReportTerms, UpdateTerms
@@ -51,7 +51,7 @@ def cut(update: NDArray[np.int64], plan: Plan, *, entropy: Entropy = os.urandom)
         yield Fragment(plan.round, position, entropy(16), payload)
 
 
-def read_block(fragment: Fragment, wire: WireTerms, blocks: int) -> tuple[NDArray[np.int64], int]:
+def read_block(fragment: Fragment, wire: WireTerms, blocks: int) -> tuple[Units, int]:
     """The ``wire.block`` integers of a noisy sum's fragment, which is no dummy, and their level.
 
     Raises:

@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 import os
 import zlib
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,9 @@ from dpagent.norm import Norm
 from dpagent.privacy.mechanisms.wire import MAX_WIRE_VALUE
 from dpagent.privacy.noise.entropy import Entropy, uniform_words
 from dpagent.protocol.sizes import least_payload_bytes
+
+Units: TypeAlias = NDArray[np.int8] | NDArray[np.int64]
+"""Whole numbers in the narrower of two types that holds them."""
 
 MAX_LEVEL: Final = 32
 _ESCAPE: Final = 255
@@ -107,7 +110,7 @@ def pack(values: NDArray[np.int64], size: int, *, entropy: Entropy = os.urandom)
         entropy: gives n uniform bytes for an argument n; to be replaced in tests only.
 
     >>> len(pack(np.array([3, -7, 0, 4_000_000]), 50)), unpack(pack(np.array([3, -7]), 50), 2, 50)
-    (50, (array([ 3, -7]), 0))
+    (50, (array([ 3, -7], dtype=int8), 0))
     """
     values = np.clip(values, -MAX_WIRE_VALUE, MAX_WIRE_VALUE)
     level, coarse = 0, values
@@ -117,9 +120,13 @@ def pack(values: NDArray[np.int64], size: int, *, entropy: Entropy = os.urandom)
     return payload.ljust(size, b"\0")
 
 
-def unpack(payload: bytes, block: int, size: int) -> tuple[NDArray[np.int64], int]:
+def unpack(payload: bytes, block: int, size: int) -> tuple[Units, int]:
     """The values of a payload, as multiples of 2^level, and the level. Memory and time are bounded by the
     arguments.
+
+    Returns:
+        Shape (block,), of ``int8`` where each fits into a byte of the stream, as nearly always, and else of
+        ``int64``; and the level.
 
     Raises:
         ValueError: the length is another, or it is not a payload of so many values.
@@ -138,8 +145,12 @@ def unpack(payload: bytes, block: int, size: int) -> tuple[NDArray[np.int64], in
         raise ValueError("the stream does not end, or other bytes than zeros follow it")
     if len(plain) < block:
         raise ValueError(f"{len(plain)} values; expected {block}")
-    values = np.frombuffer(plain.translate(_VALUE_OF), np.int8, block).astype(np.int64)
-    if len(plain) > block or _ESCAPE in plain:
+    narrow = np.frombuffer(plain.translate(_VALUE_OF), np.int8, block)
+    has_large = len(plain) > block or _ESCAPE in plain
+    if not has_large and not level:
+        return narrow, 0
+    values = narrow.astype(np.int64)
+    if has_large:
         escaped = np.flatnonzero(np.frombuffer(plain, np.uint8, block) == _ESCAPE)
         if len(plain) != block + 4 * len(escaped):
             raise ValueError(f"{len(plain)} bytes for {block} values, {len(escaped)} large")

@@ -31,6 +31,7 @@ from dpagent.protocol.fragments import cut
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.mixing import plan_digest
 from dpagent.protocol.noisy_sum import NoisySum
+from dpagent.protocol.packing import Units
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.updates import Updates
@@ -128,7 +129,7 @@ class GroupSums:
     rejected: Counter[str] = field(default_factory=Counter)
     exact: NDArray[np.float64] | None = None
 
-    def count(self, position: int, values: NDArray[np.int64]) -> None:
+    def count(self, position: int, values: Units) -> None:
         """Add a fragment to its block."""
         if position in self.sums:
             number, total = self.sums[position]

@@ -70,6 +70,24 @@ def test_no_block_holds_more_than_its_seats_and_each_refusal_is_counted(
     reader.close()
 
 
+@pytest.mark.parametrize("keeps_values", [True, False])
+def test_values_of_one_byte_add_up_beyond_it_and_beside_wide_ones(store: Store, keeps_values: bool) -> None:
+    """As they are read, most fragments have one byte a value, and a few have eight."""
+    narrow, wide = np.array([127, -127, 1], np.int8), np.array([2**40, -(2**40), 128], np.int64)
+    kinds = [narrow] * 300 + [wide] * 2
+    fragments = [
+        OpenedFragment(os.urandom(16), 1, position, each, 0.0) for position in (0, 1) for each in kinds
+    ]
+    for some in (fragments[:250], fragments[250:]):
+        store.count(some, 1, seats=None, keeps_values=keeps_values)
+    expected = 300 * narrow.astype(object) + 2 * wide.astype(object)
+    (sums,) = store.sums(1)
+    assert all(sums[position][1].tolist() == expected.tolist() for position in (0, 1))
+    if keeps_values:
+        dealt = store.sums(1, groups=3)
+        assert [sum(group[0][1].tolist()[at] for group in dealt) for at in range(3)] == expected.tolist()
+
+
 def test_the_seats_stay_full_across_restarts_and_whoever_lost_one_gets_none(tmp_path: Path) -> None:
     fragments = [fragment(1 << number) for number in range(3 * SEATS)]
     store = open_store(tmp_path)

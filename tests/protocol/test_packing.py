@@ -78,6 +78,20 @@ def test_a_few_values_far_beyond_a_byte_travel_as_they_are() -> None:
     assert np.array_equal(read, values)
 
 
+@pytest.mark.parametrize(
+    ("most", "type_", "size"),
+    [(127, np.int8, 500), (128, np.int64, 500), (2**31 - 1, np.int64, 500), (100, np.int64, 76)],
+)
+def test_values_are_read_into_the_narrower_type_that_holds_them(most: int, type_: type, size: int) -> None:
+    """At a level they are multiples of a power of two, which a byte does not hold."""
+    values = np.random.default_rng(4).integers(-most, most, 100, endpoint=True)
+    values[:2] = most, -most
+    read, level = unpack(pack(values, size), 100, size)
+    assert read.dtype == type_
+    assert (level > 0) == (size == 76)
+    assert level or np.array_equal(read, values)
+
+
 @pytest.mark.parametrize("signal", [20, 300, 40_000, 2**29])
 def test_a_signal_far_beyond_the_noise_arrives_without_bias(signal: int) -> None:
     generator, block, draws = np.random.default_rng(3), 400, 500

@@ -91,7 +91,7 @@ class NormRange:
     least: float
     most: float
 
-    def holds(self, values: NDArray[np.int64]) -> bool:
+    def holds(self, values: NDArray[np.int8] | NDArray[np.int64]) -> bool:
         """Whether a fragment's coordinates, without padding, have such a norm."""
         exact = values.astype(np.float64)
         size = float(exact @ exact) if self.norm is Norm.L2 else float(np.abs(exact).sum())
