@@ -156,4 +156,4 @@ def with_token(fragment: Fragment, token: bytes) -> Fragment:
 def without_token(fragment: Fragment) -> tuple[bytes, Fragment]:
     """The token of a fragment that was opened, and the fragment without it. A dummy has zeros for a token."""
     token, payload = fragment.payload[:TOKEN_BYTES], fragment.payload[TOKEN_BYTES:]
-    return token, replace(fragment, payload=payload)
+    return token, Fragment(fragment.round, fragment.position, fragment.id, payload)
