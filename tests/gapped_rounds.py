@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-from fleets import DIGITS
-from stores import begin_job
+from stores import BLANK_MODEL, begin_job
 
 from coordinator.dead_ends import Halt
 from coordinator.measurements import Traffic
-from coordinator.model_state import ModelState
 from coordinator.settings import FleetSettings
 from coordinator.store import RoundResult, Store
 from dpagent.learning.inference.evaluation import Evaluation
 
-MODEL = ModelState(
-    np.zeros(DIGITS.parameter_count, np.float32), np.zeros((1, DIGITS.parameter_count)), 1.0, ()
-)
-
 
 def keep_gapped_rounds(settings: FleetSettings) -> None:
     """Six rounds: 1 and 4 closed, 2 given up, 3 passed over with it, 5 given up, and 6 to come."""
-    store = begin_job(settings, MODEL)
+    store = begin_job(settings, BLANK_MODEL)
     _close(store, 1, 0.5, 0.6)
     _give_up(store, 2, 0.7, range(3, 4))
     _close(store, 4, 1.1, 0.8)
@@ -33,7 +27,7 @@ def _close(store: Store, number: int, epsilon: float, accuracy: float) -> None:
     evaluation = Evaluation(np.array([[right, 100 - right], [100 - right, right]]), 1 - accuracy)
     store.start_round(number, 10.0 * number, 10.0 * number + 9)
     result = RoundResult(evaluation, 0, 1.0, 3.0, epsilon, traffic=Traffic(700, 900))
-    store.close_round(number, MODEL, result, closed_at=10.0 * number + 5)
+    store.close_round(number, BLANK_MODEL, result, closed_at=10.0 * number + 5)
 
 
 def _give_up(store: Store, number: int, epsilon: float, passed_over: range) -> None:

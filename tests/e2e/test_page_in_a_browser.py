@@ -283,7 +283,6 @@ def test_rounds_keep_their_places_after_some_that_were_given_up(tmp_path: Path, 
             width = float(page.locator(f"#chart-{name} svg").get_attribute("viewBox").split()[2])
             last = float(page.locator(f"#chart-{name} svg circle").get_attribute("cx"))
             assert last == pytest.approx(46 + (width - 58) * at, abs=0.1)
-        assert "about 5.0\N{NO-BREAK SPACE}s more" in page.locator("dl.figures").inner_text(), (
-            "one is left of six"
-        )
+        figures = page.locator("dl.figures").inner_text()
+        assert "about 5.0\N{NO-BREAK SPACE}s more" in figures, "one round is left"
         assert window.complaints == []
