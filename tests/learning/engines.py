@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -28,10 +29,11 @@ from dpagent.learning.models.layers import (
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
-from dpagent.learning.training.onnx_engine import OnnxEngine
-from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.learning.training.onnx_graph.signature import graph_digest
 from dpagent.learning.training.parallel_engine import ParallelEngine
+
+if TYPE_CHECKING:
+    from dpagent.learning.training.onnx_engine import OnnxEngine
 
 HUGE = 1e9
 """A clip norm that clips nothing."""
@@ -49,6 +51,9 @@ def _stacked(spec: ModelSpec, *, per_layer: bool = False, **options: Any) -> Num
 
 def onnx_engine(spec: ModelSpec, *, views: int = 1, per_layer: bool = False, **options: Any) -> OnnxEngine:
     """With a graph built and trusted on the spot."""
+    from dpagent.learning.training.onnx_engine import OnnxEngine
+    from dpagent.learning.training.onnx_graph.build import build_training_graph
+
     graph = build_training_graph(spec, views=views, per_layer=per_layer)
     return OnnxEngine(spec, graph, trusted={graph_digest(graph)}, **options)
 
@@ -61,9 +66,10 @@ ENGINES: dict[str, Callable[..., Engine]] = {
     "numpy": _numpy,
     "numpy, stacked": _stacked,
     "numpy, in processes": _in_processes,
-    "onnx": onnx_engine,
 }
 """Makers: of a specification, and by keyword of microbatch, views and per_layer."""
+if find_spec("onnxruntime") is not None:  # Boards of 32 bits have neither it nor onnx.
+    ENGINES["onnx"] = onnx_engine
 
 
 @cache
