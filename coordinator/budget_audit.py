@@ -25,8 +25,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from coordinator.budget_export import BudgetsDigest
 from coordinator.devices import DeviceState
 from coordinator.participation import Total, totals
+from coordinator.queue import JobName
 from coordinator.registry import Spent, spent_of
 from dpagent.errors import DataError
+from dpagent.notation import upwards
 from dpagent.protocol import device_signing
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.device_signing import DEVICE_PATTERN
@@ -108,6 +110,12 @@ class _Key(_Said):
         return key_digest(keys, self.round, fleet).hex()
 
 
+class _Untold(_Said):
+    job: _JobId
+    name: JobName
+    columns: tuple[_Column, ...] = Field(strict=False)
+
+
 class _Total(_Said):
     unit: _Text
     adjacency: _Text
@@ -162,6 +170,7 @@ class _Export(_Said):
     keys: tuple[_Key, ...] = Field(strict=False)
     prices: tuple[_Price, ...] = Field(strict=False)
     devices: tuple[_Device, ...] = Field(strict=False)
+    without_tokens: tuple[_Untold, ...] = Field(strict=False)
     signature: _Hex
 
 
@@ -193,6 +202,8 @@ class AuditedBudgets:
         exported_at: as it says, in UTC.
         granted: by device.
         statements: how many there are, each signed by its device.
+        untold: the jobs without tokens, of which the file does not tell who took part: name, id, and the
+            most that each cost a board.
         problems: what does not fit, in sentences; none in a sound export.
     """
 
@@ -201,6 +212,7 @@ class AuditedBudgets:
     exported_at: str
     granted: tuple[Granted, ...]
     statements: int
+    untold: tuple[str, ...]
     problems: tuple[str, ...]
 
 
@@ -269,7 +281,17 @@ def audit(values: Mapping[str, Any], source: str, coordinator_key: str | None = 
         for each in export.devices
     )
     statements = sum(len(each.statements) for each in export.devices)
-    return AuditedBudgets(export.fleet, key, export.exported_at, granted, statements, tuple(problems))
+    untold = tuple(
+        f"{each.name} ({each.job[:8]}), {'; '.join(map(_most, each.columns))}"
+        for each in export.without_tokens
+    )
+    return AuditedBudgets(export.fleet, key, export.exported_at, granted, statements, untold, tuple(problems))
+
+
+def _most(column: _Column) -> str:
+    """What a job cost a board in a column at most, in words."""
+    cost = "nothing guaranteed" if column.epsilon is None else f"ε = {upwards(column.epsilon)} at most"
+    return f"{cost} for each {column.unit}, trusts {column.trust}"
 
 
 def _signature_problems(export: _Export, values: Mapping[str, Any], key: str) -> Iterator[str]:

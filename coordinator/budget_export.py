@@ -12,17 +12,21 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Self
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from coordinator.columns import promised_by
 from coordinator.database.opening import is_there, open_reader
 from coordinator.database.schema import Part
 from coordinator.database.settings import StorePlace
 from coordinator.devices import Device, Devices
 from coordinator.participation import total_values, totals
+from coordinator.queued_job import QueuedJob
+from coordinator.reader import StoreReader
 from coordinator.registry import AnnouncedKey, Entry, RegistryReader, Spent, spent_of
 from dpagent.errors import NotReadyError
 from dpagent.json_values import finite
@@ -68,14 +72,49 @@ def has_export(place: StorePlace) -> bool:
     Raises:
         StorageError, ConfigurationError: That cannot be told.
     """
-    if not (is_there(place, Part.REGISTRY) and is_there(place, Part.MEMBERS)):
+    return is_there(place, Part.REGISTRY) and has_devices(place)
+
+
+def has_devices(place: StorePlace) -> bool:
+    """Whether a device ever enrolled.
+
+    Args:
+        place: of the members.
+
+    Raises:
+        StorageError, ConfigurationError: That cannot be told.
+    """
+    if not is_there(place, Part.MEMBERS):
         return False
     with open_reader(place, Part.MEMBERS) as reader, reader.errors():
         return reader.execute("SELECT 1 FROM devices LIMIT 1").fetchone() is not None
 
 
+def without_tokens(place: StorePlace) -> list[QueuedJob]:
+    """The jobs that began without tokens: the registry does not know who took part in them.
+
+    Args:
+        place: of the queue.
+
+    Raises:
+        StorageError, ConfigurationError: They cannot be read.
+    """
+    if not is_there(place):
+        return []
+    with closing(StoreReader(place)) as reader:
+        return [
+            each for each in reader.jobs() if each.begun_at is not None and each.job.linkability == "none"
+        ]
+
+
 def export(
-    reader: RegistryReader, devices: Devices, *, fleet: str, signer: Signer, now: float
+    reader: RegistryReader,
+    devices: Devices,
+    *,
+    fleet: str,
+    untold: Sequence[QueuedJob],
+    signer: Signer,
+    now: float,
 ) -> dict[str, Any]:
     """All that an auditor needs to check what boards were granted, without trusting the coordinator's sums.
 
@@ -87,6 +126,7 @@ def export(
         reader: of the registry.
         devices: of the fleet.
         fleet: its name.
+        untold: as of :func:`without_tokens`.
         signer: of the coordinator.
         now: Unix time.
 
@@ -126,6 +166,14 @@ def export(
                 "statements": [_entry_values(entry) for entry in entries[device.id]],
             }
             for device in known
+        ],
+        "without_tokens": [
+            {
+                "job": each.job.id.hex(),
+                "name": each.name,
+                "columns": [column.as_dict() for column in promised_by(each.job)],
+            }
+            for each in untold
         ],
     }
     values = finite(values)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from coordinator.announcer import Announcer
+from coordinator.budget_export import has_devices
 from coordinator.columns import promised_by
 from coordinator.cycle import Cycle
 from coordinator.database.interface import Database
@@ -163,6 +164,12 @@ def add_job(
     job = Preparation(settings, name).new_job(sealing_key)
     queued = queue.add(name, job, settings.job().stored(), now, is_paused=is_paused)
     text = f"Job {name} is in the queue: {counted(job.rounds, 'round')}, {promised_by(job)[0].sentence()}."
+    if job.linkability == "none" and has_devices(shared.members_place):
+        text += (
+            " The fleet has enrolled boards, but this job has no tokens (linkability: none): fragments of "
+            "anybody count who may write to the topic, and `dpagent coordinator budgets` does not have its "
+            "cost. With `linkability: fragment` in its file, only members' count."
+        )
     first = next_in(queue.jobs())
     if is_paused:
         return f"{text} It is paused, and waits until it is resumed."

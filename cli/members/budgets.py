@@ -122,12 +122,16 @@ def export(
     The coordinator signs the whole. `budgets verify` checks it, on any machine.
     """
     from coordinator.budget_export import export as exported
+    from coordinator.budget_export import without_tokens
     from coordinator.keys import find_signer
 
     settings = fleet_settings(config)
+    untold = without_tokens(settings.store_place)
     with _opened(settings) as (devices, reader):
         signer = find_signer(settings.keys_dir, settings.fleet)
-        values = exported(reader, devices, fleet=settings.fleet, signer=signer, now=time.time())
+        values = exported(
+            reader, devices, fleet=settings.fleet, untold=untold, signer=signer, now=time.time()
+        )
     write_json(target, values)
 
 
@@ -164,7 +168,8 @@ def verify(
     if as_json:
         values = {
             "fleet": found.fleet, "coordinator_key": found.coordinator_key, "exported_at": found.exported_at,
-            "statements": found.statements, "problems": list(found.problems),
+            "statements": found.statements, "without_tokens": list(found.untold),
+            "problems": list(found.problems),
             "devices": [
                 {"device": each.device, "state": each.state, "rounds": each.rounds,
                  "granted": [total_values(total) for total in each.totals]}
@@ -200,6 +205,11 @@ def verify(
         f"{counted(len(found.granted), 'device')}, {counted(found.statements, 'statement')}, each signed by "
         f"its device; all figures follow from them. Exported {found.exported_at}."
     )
+    for each in found.untold:
+        typer.echo(
+            f"Not in these figures: job {each}. Its fragments carried no tokens, so only a board's own "
+            "ledger says whether it took part."
+        )
     whose = (
         "that the file names: compare it with what `dpagent coordinator key` prints"
         if key is None

@@ -147,7 +147,8 @@ def job(
         f"Setting {chosen.number} of the sweep in {directory.name}: {chosen.outcomes[0].run.in_words}.\n"
         f"Simulated with {counted(values.devices, 'device')} of about "
         f"{counted(values.records_per_device, 'record')} each: accuracy {chosen.accuracy:.2%}.\n"
-        "With more devices than that, the mean has less noise; sums are divided by records_per_device.\n"
+        "With more devices than that, the mean has less noise, with fewer more; sums are divided by "
+        "records_per_device.\n"
         "round (deadline, slots, jitter) and test_data are the fleet's own: add them here where defaults do "
         "not fit.",
     )

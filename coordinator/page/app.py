@@ -18,7 +18,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from coordinator.budget_export import export
+from coordinator.budget_export import export, without_tokens
 from coordinator.devices import Devices
 from coordinator.keys import find_signer
 from coordinator.page.access import Access
@@ -205,7 +205,14 @@ class Page:
         try:
             with Devices(members) as devices:
                 signer = find_signer(self._settings.keys_dir, self._settings.fleet)
-                values = export(reader, devices, fleet=self._settings.fleet, signer=signer, now=time.time())
+                values = export(
+                    reader,
+                    devices,
+                    fleet=self._settings.fleet,
+                    untold=without_tokens(self._settings.store_place),
+                    signer=signer,
+                    now=time.time(),
+                )
         finally:
             reader.close()
         return json.dumps(values, indent=2, allow_nan=False).encode()

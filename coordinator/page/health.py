@@ -79,9 +79,11 @@ def findings(settings: CoordinatorSettings, now: float | None = None) -> Iterato
     moment = time.time() if now is None else now
     for each in certificates(settings):
         days = (each.ends_at - moment) / _DAY_S
-        text = f"that of the {each.what} lasts for {days:,.0f} days more ({each.file})"
+        text = f"the certificate of the {each.what} lasts for {days:,.0f} days more ({each.file})"
         if days <= 0:
-            yield problem("certificate", f"that of the {each.what} has ended ({each.file})", "Make another.")
+            yield problem(
+                "certificate", f"the certificate of the {each.what} has ended ({each.file})", "Make another."
+            )
         elif days < WARN_DAYS:
             yield warning("certificate", text, "Make another in time (docs/deploy.md#certificates).")
         else:

@@ -142,6 +142,7 @@ done
 # The leader dies in the middle of the second round.
 await "the second round" bash -c "grep -q 'round 2 is counted' worker-?.log"
 kill -9 "$leader"
+wait "$leader" 2>/dev/null || true # What the shell says of it is no news.
 echo "killed coordinator-1, process $leader"
 await "the other one to lead" grep -q "continues after round" coordinator-2.log
 echo "coordinator-2 leads"

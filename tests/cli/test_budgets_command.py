@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import math
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding
-from fleets import write_fleet
+from fleets import write_fleet, write_job
 from requests_for_tokens import ask_for
 from token_desks import FLEET, JOB, Desk
 
@@ -153,6 +154,29 @@ def test_an_auditor_verifies_the_export_by_one_command(exported: Path, desk: Des
     assert sorted(rounds for rounds, _ in granted.values()) == [0, 1, 2, 2]
     other = verified(exported, "--key", Signer(bytes(32), FLEET).public_key)
     assert (other.returncode, "It names the coordinator key" in other.stderr) == (ExitCode.LEDGER, True)
+
+
+def test_a_job_without_tokens_is_told_to_who_adds_it_and_to_the_auditor(
+    exported: Path, desk: Desk, tmp_path: Path
+) -> None:
+    fleet = write_fleet(tmp_path, None, linkability="fragment")
+    for linkability in ("none", "fragment"):
+        file = write_job(tmp_path / f"with-{linkability}.yaml", linkability=linkability)
+        said = dpagent("coordinator", "job", "add", file, "--config", fleet)
+        assert said.returncode == 0, said.stderr
+        assert ("this job has no tokens" in said.stdout) is (linkability == "none")
+    assert "Not in these figures" not in verified(exported).stdout
+    # A job that has not begun has cost nobody anything.
+    assert budgets(tmp_path, "export", str(exported)).returncode == 0
+    assert json.loads(verified(exported, "--json").stdout)["without_tokens"] == []
+    with contextlib.closing(sqlite3.connect(tmp_path / "state" / "coordinator.db")) as database, database:
+        database.execute("UPDATE jobs SET begun_at = 1.0")
+    assert budgets(tmp_path, "export", str(exported)).returncode == 0
+    found = verified(exported, "--key", desk.signer.public_key)
+    assert found.returncode == 0, found.stderr
+    (line,) = [each for each in found.stdout.splitlines() if each.startswith("Not in these figures")]
+    assert "job with-none (" in line
+    assert "ε = 4.000 at most for each record, trusts none" in line
 
 
 def test_whatever_is_changed_in_an_export_is_found_even_if_it_is_signed_anew(

@@ -1,4 +1,4 @@
-"""The commands of docs/deploy.md, as they stand there: five boards, and a sixth for a stolen one."""
+"""The commands of docs/deploy.md, as they stand there: five boards, a sixth for a stolen one, another job."""
 
 from __future__ import annotations
 
@@ -93,13 +93,16 @@ def test_the_commands_lead_from_nothing_to_a_fleet_and_through_a_theft(place: Pa
     assert code == 0, said[-3_000:]
     assert said.count("Connected to mqtts://127.0.0.1") == 6
     assert "5 members" in said
-    assert "finished, 2 of 2 rounds started" in said
+    assert re.search(r"^Job first .* finished, 2 of 2 rounds started", said, flags=re.MULTILINE)
+    assert re.search(r"^Job next .* finished, 2 of 2 rounds started", said, flags=re.MULTILINE)
+    assert said.count("Round 2: 5 of 5 take part.") == 2, "all boards can afford a second job"
     assert "Replaced by" in said
     assert "6 devices, " in said
+    assert "Not in these figures" not in said
     assert "each signed by its device; all figures follow from them" in said
     (stolen,) = re.findall(r"^stolen: (\w+)$", said, flags=re.MULTILINE)
     assert re.findall(r"^refuses: (\w+)$", said, flags=re.MULTILINE) == [stolen]
     assert len(re.findall(r"^lets in: (\w+)$", said, flags=re.MULTILINE)) == 5
-    logs = [(place / f"board-{number}/log").read_text() for number in range(1, 6)]
+    logs = [(place / f"board-{number}/log").read_text() for number in range(1, 7)]
     assert all("has its tokens" in log for log in logs)
     assert len((place / "fleet/codes").read_text().split()) == 5

@@ -158,7 +158,11 @@ async function load(name) {
 }
 
 function announceRound(found) {
-  const { number: rounds, accuracy } = found.rows;
+  const { number: rounds, accuracy, closed_at: closed } = found.rows;
+  if (closed.at(-1) === null) {
+    announce(`Round ${rounds.at(-1)} of ${found.rounds} is given up.`);
+    return;
+  }
   const reached = accuracy.at(-1) === null ? "" : `: accuracy ${percent(accuracy.at(-1))}`;
   announce(`Round ${rounds.at(-1)} of ${found.rounds} is over${reached}.`);
 }
@@ -242,12 +246,14 @@ const small = (words) => made("small", {}, words);
 function figures(summary) {
   const { rows, columns } = detail, own = columns[0];
   const accuracy = rows.accuracy.findLast((each) => each !== null) ?? null;
+  // Of the same moment as the rows: the summary may know of a round whose figures are still on their way.
+  const closes = rows.closed_at.some((at) => at !== null);
   const majority = detail.majority_class_accuracy;
   const least = rows.least.findLast((each, at) => rows.closed_at[at] !== null) ?? null;
   const share = own?.target ? (own.spent ?? own.target) / own.target : null;
   return made("dl", { class: "figures" },
     tile("Test accuracy", percent(accuracy), accuracy === null
-      ? (summary.closed ? "not measured: the job names no test data" : "measured when a round closes")
+      ? (closes ? "not measured: the job names no test data" : summary.is_over ? "no round closed" : "measured when a round closes")
       : `always answering the commonest class: ${percent(majority)}`),
     own?.is_guarantee === false
       ? tile("Privacy", "no guarantee", "this job runs without a proof")
@@ -255,13 +261,13 @@ function figures(summary) {
           `δ = ${exponent(own.delta)}; ${summary.is_over ? `boards keep ${upwards(own.target)} reserved` : `${upwards(own.left)} is left`}`, share, share > 0.9 ? "budget nearly" : "budget"),
     tile("Rounds", [number(summary.closed), " ", small(`of ${number(summary.rounds)}`)], pace(summary), summary.closed / summary.rounds),
     tile("Boards in the last round", least === null ? "–" : [number(least), " ", small(`of ${number(state.devices)}`)],
-      least === null ? "known when a round closes" : "at least, in every block of the update"));
+      least === null ? (summary.is_over ? "no round closed" : "known when a round closes") : "at least, in every block of the update"));
 }
 
 function pace(summary) {
   const { opened_at: opened, closed_at: closed } = detail.rows;
   const times = closed.map((at, index) => at && at - opened[index]).filter(Boolean).slice(-20).sort((a, b) => a - b);
-  if (!times.length) return "none has closed yet";
+  if (!times.length) return summary.is_over ? "none closed" : "none has closed yet";
   const typical = times[Math.floor(times.length / 2)], left = summary.rounds - summary.over;
   const words = `${lasting(typical)} each (median)`;
   return summary.is_over || !left ? words : `${words}; about ${lasting(typical * left)} more`;
@@ -297,7 +303,9 @@ function charts(summary) {
   const { rows } = detail;
   const closed = rows.number.map((_, at) => at).filter((at) => rows.closed_at[at] !== null);
   if (!closed.length) {
-    return made("div", { class: "card" }, made("p", { class: "empty" }, summary.begun_at
+    return made("div", { class: "card" }, made("p", { class: "empty" }, summary.is_over
+      ? "No round of this job closed, so it has no figures by round."
+      : summary.begun_at
       ? "No round has closed yet. Accuracy, loss and budget by round come here when one has."
       : "Accuracy, loss and budget by round come here once the job has begun."));
   }
