@@ -123,7 +123,8 @@ def configuration(
         f"max_queued_messages {QUEUED_MESSAGES}",
         f"max_queued_bytes {QUEUED_BYTES}",
         f"message_size_limit {MESSAGE_BYTES}",
-        "persistent_client_expiration 7d",
+        # No persistent_client_expiration: with it, each session whose client is away is in the list of those
+        # that end, by which Mosquitto 2.0.11 crashes after a SIGHUP (see dpagent.transport.connection).
         "log_dest stdout",
         "log_type error",
         "log_type warning",

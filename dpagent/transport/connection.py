@@ -53,7 +53,9 @@ MQTT311: Final = MQTTProtocolVersion.MQTTv311
 WINDOW: Final = 256
 """Maximum number of messages that wait for the program: at most 15 MB."""
 
-_PERSISTENT_SESSION_S = 7 * 24 * 3600
+_PERSISTENT_SESSION_S = 0xFFFFFFFF
+"""It never ends by itself (MQTT 5, 3.1.2.11.2). Mosquitto 2.0.11 keeps a list of the sessions that end: at
+each SIGHUP it adds one whose client is away once more, and reads freed memory when that client is back."""
 _IN_FLIGHT = 20
 """Concurrent publications without a PUBACK: the default limit of brokers."""
 _FILTERS_AT_ONCE: Final = 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -205,6 +206,23 @@ def test_a_persistent_session_gets_what_came_while_it_was_away(
     with mosquitto.session(name, topic, persistent=True, protocol=protocol) as receiver:
         came = {wait_for(receiver, Received).payload for _ in range(5)}
     assert came == {b"away %d" % number for number in range(5)}
+
+
+def test_a_persistent_session_is_none_of_those_that_end() -> None:
+    """Mosquitto 2.0.11 crashes by its list of these: see :mod:`dpagent.transport.connection`."""
+    session_expiry = b"\x11"  # MQTT 5, 3.1.2.11.2
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(20)
+        settings = MqttSettings(url=f"mqtt://127.0.0.1:{listener.getsockname()[1]}", protocol="5")
+        for persistent, expected in ((True, b"\xff\xff\xff\xff"), (False, bytes(4))):
+            session = MqttSession(settings, client_id="one", subscriptions=[], persistent=persistent)
+            session.start()
+            try:
+                with listener.accept()[0] as connection:
+                    connection.settimeout(20)
+                    assert session_expiry + expected in connection.recv(1024)
+            finally:
+                session.stop()
 
 
 @pytest.mark.parametrize("protocol", ["5", "3.1.1"])
