@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cli.commands import Commands
-from cli.configurations import FleetConfig, fleet_settings
+from cli.configurations import FleetConfig, coordinator_settings
 from cli.members.devices import DeviceArgument, JsonOption
 from cli.output import write_json
 from cli.tables import print_table
@@ -23,7 +23,7 @@ from dpagent.wording import counted
 if TYPE_CHECKING:
     from coordinator.devices import Devices
     from coordinator.registry import RegistryReader
-    from coordinator.settings import FleetSettings
+    from coordinator.settings import CoordinatorSettings
 
 app = Commands(help="What each device of the fleet was granted.", no_args_is_help=True)
 
@@ -35,7 +35,7 @@ def list_budgets(config: FleetConfig = None, as_json: JsonOption = False) -> Non
     """List what each device was granted over all jobs, in each column. Columns are never added."""
     from coordinator.participation import total_values, totals
 
-    with _opened(fleet_settings(config)) as (devices, reader):
+    with _opened(coordinator_settings(config)) as (devices, reader):
         went_back = reader.went_back()
         found = [(each, totals(reader.spent(devices.lineage(each.id)))) for each in devices.all()]
     if as_json:
@@ -66,7 +66,7 @@ def show(device: DeviceArgument, config: FleetConfig = None, as_json: JsonOption
     """Show what a device was granted, job by job, with those whose place it took."""
     from coordinator.participation import totals
 
-    with _opened(fleet_settings(config)) as (devices, reader):
+    with _opened(coordinator_settings(config)) as (devices, reader):
         found = devices.named(device)
         lineage = devices.lineage(found.id)
         spent, entries = reader.spent(lineage), [each for one in lineage for each in reader.entries(one)]
@@ -125,7 +125,7 @@ def export(
     from coordinator.budget_export import without_tokens
     from coordinator.keys import find_signer
 
-    settings = fleet_settings(config)
+    settings = coordinator_settings(config)
     untold = without_tokens(settings.store_place)
     with _opened(settings) as (devices, reader):
         signer = find_signer(settings.keys_dir, settings.fleet)
@@ -221,7 +221,7 @@ def verify(
 
 
 @contextlib.contextmanager
-def _opened(settings: FleetSettings) -> Iterator[tuple[Devices, RegistryReader]]:
+def _opened(settings: CoordinatorSettings) -> Iterator[tuple[Devices, RegistryReader]]:
     from coordinator.devices import Devices
     from coordinator.registry import RegistryReader
 

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding
-from fleets import write_fleet, write_job
+from fleets import write_fleet, write_job, write_shared
 from requests_for_tokens import ask_for
 from token_desks import FLEET, JOB, Desk
 
@@ -154,6 +154,22 @@ def test_an_auditor_verifies_the_export_by_one_command(exported: Path, desk: Des
     assert sorted(rounds for rounds, _ in granted.values()) == [0, 1, 2, 2]
     other = verified(exported, "--key", Signer(bytes(32), FLEET).public_key)
     assert (other.returncode, "It names the coordinator key" in other.stderr) == (ExitCode.LEDGER, True)
+
+
+def test_a_fleet_whose_jobs_are_all_files_of_their_own_has_budgets(desk: Desk, tmp_path: Path) -> None:
+    board = desk.member()
+    assert ask_for(desk, board, 1) is Verdict.GRANTED
+    with_job = [
+        json.loads(budgets(tmp_path, *words, "--json").stdout)
+        for words in (["list"], ["show", board.device_id])
+    ]
+    fleet, target = write_shared(tmp_path, None), tmp_path / "export.json"
+    for words, expected in zip((["list"], ["show", board.device_id]), with_job, strict=True):
+        result = dpagent("coordinator", "budgets", *words, "--json", "--config", fleet)
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout) == expected
+    assert dpagent("coordinator", "budgets", "export", target, "--config", fleet).returncode == 0
+    assert verified(target).returncode == 0
 
 
 def test_a_job_without_tokens_is_told_to_who_adds_it_and_to_the_auditor(
