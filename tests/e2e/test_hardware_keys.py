@@ -16,6 +16,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from dpagent.learning.data.formats.npz import save_npz
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 PROGRAMS = ("swtpm", "tpm2-abrmd", "dbus-daemon", "openssl")
+_INSTALL_TPM = "apt-get install swtpm tpm2-openssl tpm2-abrmd libtss2-tcti-tabrmd0 dbus"
 QUICK = (
     *("--set", "limits.minimum_compute_slot_s=0.001", "--set", "limits.minimum_jitter_window_s=0"),
     *("--set", "limits.minimum_fragments=1", "--set", "limits.messages_per_second=200"),
@@ -107,7 +109,9 @@ def in_token(tmp_path: Path) -> Iterator[Hardware]:
 def in_tpm(tmp_path: Path) -> Iterator[Hardware]:
     for program in PROGRAMS:
         if shutil.which(program) is None and shutil.which(program, path="/usr/sbin") is None:
-            pytest.skip(f"{program} is not installed: apt-get install swtpm tpm2-openssl tpm2-abrmd dbus")
+            pytest.skip(f"{program} is not installed: {_INSTALL_TPM}")
+    if find_library("tss2-tcti-tabrmd") is None:
+        pytest.skip(f"the library that reaches the TPM is not installed: {_INSTALL_TPM}")
     directory = tmp_path / "tpm"
     (directory / "state").mkdir(parents=True)
     with ExitStack() as running:
