@@ -30,6 +30,7 @@ from coordinator.stepping import Stepper
 from coordinator.store import Store
 from dpagent import faults
 from dpagent.clock import Clock
+from dpagent.errors import ConfigurationError
 from dpagent.faults import FaultPoint
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.input_form import InputForm
@@ -123,6 +124,8 @@ def submit(
             return None
         if known.settings != kept:
             queue.renew_settings(known.number, kept)
+    if known is None:
+        _require_linkability(settings, f"job {name!r}")
     prepared = Preparation(settings, name)
     if known is None:
         queue.add(name, prepared.new_job(sealing_key), kept, now)
@@ -158,6 +161,7 @@ def add_job(
     """
     settings = shared.with_job(own, source)
     queue.require_free(require_name(name))
+    _require_linkability(settings, source)
     sealing_key = load_opener(shared.keys_dir, shared.fleet).public_key
     if isinstance(shared, FleetSettings) and all(each.name != FIRST_JOB for each in queue.jobs()):
         submit(shared, FIRST_JOB, queue, sealing_key, now)
@@ -166,9 +170,8 @@ def add_job(
     text = f"Job {name} is in the queue: {counted(job.rounds, 'round')}, {promised_by(job)[0].sentence()}."
     if job.linkability == "none" and has_devices(shared.members_place):
         text += (
-            " The fleet has enrolled boards, but this job has no tokens (linkability: none): fragments of "
-            "anybody count who may write to the topic, and `dpagent coordinator budgets` does not have its "
-            "cost. With `linkability: fragment` in its file, only members' count."
+            " It has no tokens (linkability: none): fragments of anybody count who may write to the topic, "
+            "and `dpagent coordinator budgets` does not have its cost."
         )
     first = next_in(queue.jobs())
     if is_paused:
@@ -176,6 +179,21 @@ def add_job(
     if first is not None and first.number != queued.number:
         text += f" Job {first.name} goes on before it."
     return text
+
+
+def _require_linkability(settings: FleetSettings, source: str) -> None:
+    """Have the operator of a fleet with members say whether a job counts their fragments alone. By a default,
+    the next job of a fleet whose first one did would count anybody's, without a word.
+
+    Raises:
+        ConfigurationError: They do not say.
+    """
+    if "linkability" not in settings.model_fields_set and settings.members_dir.is_dir():
+        raise ConfigurationError(
+            f"{source}: linkability is not set, and boards of this fleet enrol ({settings.members_dir}); "
+            "expected fragment (only their fragments count, and nobody can tell whose they are), round (only "
+            "theirs, and those of a round are seen to belong together) or none (anybody's)."
+        )
 
 
 def end_untold(queued: QueuedJob, database: Database, now: float) -> None:

@@ -203,7 +203,8 @@ class JobSettings(Settings):
     linkability: Linkability = "none"
     """Whether fragments carry one-time tokens of enrolled devices. ``fragment``: one each; only members'
     count, each device's once, and nobody can tell whose they are or which belong together. ``round``: one a
-    round, which shows which belong together. ``none``: no tokens, and fragments of anybody count."""
+    round, which shows which belong together. ``none``: no tokens, and fragments of anybody count. Where
+    devices enrol, there is no default: each job says which."""
     receipts: ReceiptTopics | None = None
     """Where receipts go. ``fleet``: all to all boards, so that each hears those of all others. ``fragment``:
     each to its board alone, on a topic of its own; boards without a certificate decline, and with a mixer it

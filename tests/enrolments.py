@@ -42,7 +42,9 @@ class EnrolmentFleet:
         self.file = write_fleet(
             directory,
             None,
-            **merged({"enrolment": section, "mqtt": {"url": broker_url} | members}, changes),
+            **merged(
+                {"enrolment": section, "mqtt": {"url": broker_url} | members, "linkability": "none"}, changes
+            ),
         )
         self.endpoint: Child | None = None
         for words in (("ca", "init"), ("ca", "server", "127.0.0.1"), ("ca", "client", "coordinator")):

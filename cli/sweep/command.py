@@ -119,7 +119,8 @@ def job(
 ) -> None:
     """Write the job of a sweep's best setting, or of another one, and put it on a fleet.
 
-    `round` and `test_data` are the fleet's own, and in no simulation: give them with --set, or in the file.
+    `round`, `test_data` and `linkability` are the fleet's own, and in no simulation: give them with --set, or
+    in the file.
     """
     # DPAGENT_CONFIG says which fleet is this machine's, and nothing of this command.
     source = context.get_parameter_source("config")
@@ -149,8 +150,8 @@ def job(
         f"{counted(values.records_per_device, 'record')} each: accuracy {chosen.accuracy:.2%}.\n"
         "With more devices than that, the mean has less noise, with fewer more; sums are divided by "
         "records_per_device.\n"
-        "round (deadline, slots, jitter) and test_data are the fleet's own: add them here where defaults do "
-        "not fit.",
+        "round (deadline, slots, jitter), test_data and linkability are the fleet's own: add them here where "
+        "defaults do not fit.",
     )
     if not to_fleet:
         typer.echo(

@@ -180,7 +180,7 @@ def test_a_job_without_tokens_is_told_to_who_adds_it_and_to_the_auditor(
         file = write_job(tmp_path / f"with-{linkability}.yaml", linkability=linkability)
         said = dpagent("coordinator", "job", "add", file, "--config", fleet)
         assert said.returncode == 0, said.stderr
-        assert ("this job has no tokens" in said.stdout) is (linkability == "none")
+        assert ("It has no tokens" in said.stdout) is (linkability == "none")
     assert "Not in these figures" not in verified(exported).stdout
     # A job that has not begun has cost nobody anything.
     assert budgets(tmp_path, "export", str(exported)).returncode == 0
@@ -193,6 +193,17 @@ def test_a_job_without_tokens_is_told_to_who_adds_it_and_to_the_auditor(
     (line,) = [each for each in found.stdout.splitlines() if each.startswith("Not in these figures")]
     assert "job with-none (" in line
     assert "ε = 4.000 at most for each record, trusts none" in line
+
+
+def test_a_fleet_with_boards_takes_no_job_that_does_not_say_whose_fragments_count(
+    exported: Path, tmp_path: Path
+) -> None:
+    fleet = write_fleet(tmp_path, None)
+    for words in (("job", "add", write_job(tmp_path / "job.yaml")), ("run",)):
+        refused = dpagent("coordinator", *words, "--config", fleet)
+        assert refused.returncode == ExitCode.CONFIGURATION, refused.stderr
+        assert "linkability is not set, and boards of this fleet enrol" in refused.stderr
+    assert "There is no job yet" in dpagent("coordinator", "job", "list", "--config", fleet).stdout
 
 
 def test_whatever_is_changed_in_an_export_is_found_even_if_it_is_signed_anew(
