@@ -7,6 +7,7 @@ stops it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -21,7 +22,7 @@ PACKAGES: Final = "python3,ca-certificates,faketime,systemd-standalone-sysusers,
 SUITES: Final = {"12": "bookworm", "13": "trixie"}
 MIRROR: Final = [os.environ["MIRROR"]] if "MIRROR" in os.environ else []
 """As of the scripts that build: a line of sources.list."""
-PATIENCE_S: Final = 600.0
+PATIENCE_S: Final = 1_800.0
 """For a command: an emulator takes a while to start Python."""
 
 ENTER: Final = """
@@ -80,7 +81,7 @@ def package() -> Path | None:
 
 
 def make_root(package: Path, root: Path) -> None:
-    """A root of the Debian that a package is for, without anything of it."""
+    """A root of the Debian that a package is for, without anything of it: a copy of the one that is kept."""
     release = re.search(r"\+deb(\d+)_(\w+)\.deb$", package.name)
     assert release is not None, package
     # Debian's packages that it depends on, so that `dpkg` alone can install it.
@@ -88,11 +89,29 @@ def make_root(package: Path, root: Path) -> None:
         ["dpkg-deb", "--field", package, "Depends"], capture_output=True, text=True, check=True
     ).stdout
     named = [name for name in re.findall(r"[a-z][a-z0-9.+-]+", field) if name.startswith("python3-")]
+    kept = HERE / "build" / f"clean-{SUITES[release[1]]}-{release[2]}"
+    kept.parent.mkdir(exist_ok=True)
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _keep(kept, release[2], SUITES[release[1]], ",".join([PACKAGES, *named]))
+        subprocess.run(["cp", "-a", kept, root], check=True)
+
+
+def _keep(kept: Path, architecture: str, suite: str, included: str) -> None:
+    """Make the root that is copied, if there is none with these packages: an emulator takes minutes."""
+    note = kept.with_suffix(".packages")
+    if kept.exists() and note.exists() and note.read_text() == included:
+        return
+    shutil.rmtree(kept, ignore_errors=True)
+    made = kept.with_suffix(".new")
+    shutil.rmtree(made, ignore_errors=True)
     subprocess.run(
-        ["mmdebstrap", "--quiet", "--variant=minbase", f"--arch={release[2]}",
-         f"--include={','.join([PACKAGES, *named])}", SUITES[release[1]], root, *MIRROR],
+        ["mmdebstrap", "--quiet", "--variant=minbase", f"--arch={architecture}", f"--include={included}",
+         suite, made, *MIRROR],
         check=True, capture_output=True, timeout=1_800,
     )  # fmt: skip
+    made.rename(kept)
+    note.write_text(included)
 
 
 class Root:

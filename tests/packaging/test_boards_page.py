@@ -51,7 +51,7 @@ mqtt:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(3_600),
+    pytest.mark.timeout(7_200),
     pytest.mark.skipif(PACKAGE is None, reason="needs root, mmdebstrap, and a package: make test-deb"),
     pytest.mark.skipif(find_mosquitto() is None, reason="needs Mosquitto"),
 ]
