@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Final
 
 from agent.child_log import SaidOver
@@ -18,6 +20,7 @@ from dpagent.errors import DpagentError, said
 
 log = logging.getLogger(__name__)
 
+_ENDS_EARLY: Final = "500"
 _KNOWN: Final = ("agent.declined", "agent.limits", "dpagent.errors")
 """Where the errors are defined that the agent knows; of another, it gets the first base that is."""
 
@@ -31,6 +34,7 @@ def answer(answered: Callable[[Any], object]) -> None:
     # A terminal's Ctrl-C and a service manager's SIGTERM go to all programs; the agent ends this one.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    _end_early()
     connection = Connection(int(sys.argv[1]))
     try:
         level, question = connection.recv()
@@ -57,6 +61,13 @@ def outcome(answered: Callable[[Any], object], question: Any) -> Answer | Refusa
     except Exception as error:
         log.debug("the details", exc_info=True)
         return Refusal(DpagentError, said(error), time.process_time())
+
+
+def _end_early() -> None:
+    """Let the system end this process before agent and training where memory runs out, and after a look at
+    the data (:mod:`agent.decoding`): whether there is an answer follows from no record."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_ENDS_EARLY)
 
 
 def _end_with_agent(connection: Connection) -> None:

@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -180,7 +181,10 @@ def test_a_process_that_is_killed_declines_the_round(device: Device) -> None:
     device.cycle.advance()
     assert isinstance(device.cycle._at_work, Deciding)
     assert pricing._errand is not None
-    pricing._errand._process.send_signal(signal.SIGKILL)
+    process = pricing._errand._process
+    score = Path(f"/proc/{process.pid}/oom_score_adj")
+    wait_until(lambda: score.read_text() == "500\n", "that the system would end it before others")
+    process.send_signal(signal.SIGKILL)
     wait_until(lambda: device.cycle.advance() or device.declined(), "the end")  # type: ignore[func-returns-value]
     ((_, reason, _),) = device.declined()
     assert "agent.pricing_program ended: signal 9" in reason
