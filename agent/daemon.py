@@ -225,7 +225,7 @@ class Agent:
 
     def close(self) -> None:
         """End training, close the database and let go of the directory."""
-        self._latest_model.stop()
+        self._latest_model.close()
         self._governor.stop()
         self._cycle.rest()
         self._note_end()

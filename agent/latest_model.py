@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.data_settings import DataSettings
-from agent.errand import ask
+from agent.errand import Errand
 from agent.owners_command import OwnersCommand
 from agent.settings import AgentSettings
 from dpagent.clock import Clock
@@ -238,6 +238,12 @@ class LatestModel:
             log.error("model.command %s took more than %g s and was ended", self._command[0], _COMMAND_S)
             self.stop()
 
+    def close(self) -> None:
+        """End what goes on, since the agent ends."""
+        self.stop()
+        if self._writing is not None:
+            self._writing.end()
+
     def stop(self) -> None:
         """End the owner's command, if it runs, with the programs that it has started."""
         if self._running is not None:
@@ -258,14 +264,24 @@ class _Writing(threading.Thread):
     def __init__(self, question: KeepQuestion) -> None:
         super().__init__(name="latest model", daemon=True)
         self._question = question
+        self._errand: Errand | None = None
+        self._is_ended = False
         self.is_another = False
+
+    def end(self) -> None:
+        """End the process: the agent ends. The file is the one before, or the new one."""
+        self._is_ended = True
+        if self._errand is not None:
+            self._errand.end()
 
     def run(self) -> None:
         """As of :class:`threading.Thread`."""
         try:
-            kept: Kept = ask(_PROGRAM, self._question)
+            self._errand = Errand(_PROGRAM)
+            kept: Kept = self._errand.wait(self._question)
         except DpagentError as error:
-            log.error("the latest model is not kept: %s", error)
+            if not self._is_ended:
+                log.error("the latest model is not kept: %s", error)
             return
         self.is_another = kept.is_another
         if kept.is_another:

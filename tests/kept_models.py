@@ -11,8 +11,14 @@ from agent.model_keeping import kept
 def kept_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let it be written here from now on, by what that process runs."""
 
-    def ask(program: str, question: KeepQuestion) -> Kept:
-        assert program == "agent.model_keeping"
-        return kept(question)
+    class Here:
+        def __init__(self, program: str) -> None:
+            assert program == "agent.model_keeping"
 
-    monkeypatch.setattr("agent.latest_model.ask", ask)
+        def wait(self, question: KeepQuestion) -> Kept:
+            return kept(question)
+
+        def end(self) -> None:
+            pass
+
+    monkeypatch.setattr("agent.latest_model.Errand", Here)
