@@ -167,6 +167,7 @@ class Cycle:
 
     def _advance(self) -> None:
         self._meter.sample()
+        self._questions.tend()
         if self._is_held():
             return
         at_work, announced = self._at_work, self._announcements.current

@@ -163,7 +163,7 @@ class Agent:
             settings.limits,
             form=form,
             state=self._state,
-            prices=Pricing(),
+            prices=Pricing(profile.pricing_stays_s),
             worker=Worker(settings, profile, self._latest_model),
             publisher=self._publisher,
             tokens=self._tokens,

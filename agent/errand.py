@@ -1,4 +1,4 @@
-"""A process that answers one question and ends, with the memory that the answer took.
+"""A process that answers a question and ends, with the memory that the answer took.
 
 The agent serves the network and keeps the books. What needs numpy, and libraries that take tens of MiB, is
 asked of such a process: the memory is there while it computes, and the system's again when it has ended.
@@ -39,7 +39,7 @@ class Answer:
 
     Attributes:
         value: the answer.
-        spent_s: processor time of the process, its start included, in seconds.
+        spent_s: processor time that it took the process, in seconds; the start counts with the first one.
     """
 
     value: Any
@@ -67,26 +67,24 @@ class Refusal:
         return error
 
 
-class _Nothing:
-    """In place of a question: there is none."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    question: object
+    answer: Future[Answer | Refusal]
 
 
 class Errand:
-    """Starts a program, asks it one question, and takes what it says.
+    """Starts a program, asks it, and takes what it says.
 
     Args:
         program: a module that calls :func:`agent.errand_program.answer`. It gets ready at once.
-
-    Attributes:
-        answer: to come: an :class:`Answer`, or a :class:`Refusal`; if the process ends without one, of
-            :class:`ErrandError`.
+        stays: whether it waits for another question after an answer, with the memory that it has then.
 
     Raises:
         ErrandError: it cannot be started.
     """
 
-    def __init__(self, program: str) -> None:
-        self.answer: Future[Answer | Refusal] = Future()
+    def __init__(self, program: str, *, stays: bool = False) -> None:
         try:
             ours, theirs = socket.socketpair()
             with contextlib.ExitStack() as closing:
@@ -102,19 +100,29 @@ class Errand:
                 self._connection = Connection(ours.detach())
         except OSError as error:
             raise ErrandError(f"the process {program} cannot be started: {error}") from error
-        self._program = program
-        self._questions: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._program, self._stays = program, stays
+        self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=program, daemon=True)
         self._thread.start()
 
+    @property
+    def may_be_asked(self) -> bool:
+        """Whether the process is there, and nobody has ended it."""
+        return self._process.poll() is None
+
     def ask(self, question: object) -> Future[Answer | Refusal]:
-        """Ask the question; :attr:`answer` is returned.
+        """Ask a question, once the one before is answered.
 
         Args:
             question: that can be pickled, as the answer can.
+
+        Returns:
+            An :class:`Answer`, or a :class:`Refusal`; if the process ends without one, of
+            :class:`ErrandError`.
         """
-        self._questions.put(question)
-        return self.answer
+        asked = _Asked(question, Future())
+        self._asked.put(asked)
+        return asked.answer
 
     def wait(self, question: object) -> Any:
         """The answer to the question, once it is there; ends the process in any case.
@@ -135,7 +143,7 @@ class Errand:
 
     def end(self) -> None:
         """End the process, whatever it is at."""
-        self._questions.put(_Nothing())
+        self._asked.put(None)
         with contextlib.suppress(ProcessLookupError):
             if self._process.poll() is None:  # so that nobody else has its number
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -143,23 +151,36 @@ class Errand:
 
     def _run(self) -> None:
         said: Answer | Refusal | None = None
-        question = self._questions.get()
+        asked = self._asked.get()
         with contextlib.suppress(EOFError, OSError), self._connection as connection:
-            if not isinstance(question, _Nothing):
-                connection.send((logging.getLogger().getEffectiveLevel(), question))
-            while said is None:
-                message = connection.recv()
-                if isinstance(message, Said):
-                    message.log()
-                else:
-                    said = message
+            while asked is not None:
+                said = None
+                connection.send((logging.getLogger().getEffectiveLevel(), asked.question))
+                said = _heard(connection)
+                if not self._stays:
+                    break
+                asked.answer.set_result(said)
+                asked = self._asked.get()
+        # The memory is the system's again before whoever asked goes on.
         spent_s = processor_s_of(self._process.pid, with_children=False)
         code = self._process.wait()
+        if asked is None:
+            return
         if said is None:
             how = f"exit code {code}" if code >= 0 else f"signal {-code}"
             hint = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
             said = Refusal(ErrandError, f"the process {self._program} ended: {how}{hint}", spent_s)
-        self.answer.set_result(said)
+        asked.answer.set_result(said)
+
+
+def _heard(connection: Connection) -> Answer | Refusal:
+    """What is said to a question, once the log before it is written."""
+    while True:
+        message = connection.recv()
+        if not isinstance(message, Said):
+            said: Answer | Refusal = message
+            return said
+        message.log()
 
 
 def ask(program: str, question: object) -> Any:

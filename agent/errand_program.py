@@ -1,10 +1,11 @@
-"""What the programs that :mod:`agent.errand` starts have in common: one question, one answer, the end."""
+"""What the programs that :mod:`agent.errand` starts have in common: a question, its answer, the end."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import queue
 import signal
 import sys
 import threading
@@ -26,41 +27,44 @@ _KNOWN: Final = ("agent.declined", "agent.limits", "dpagent.errors")
 
 
 def answer(answered: Callable[[Any], object]) -> None:
-    """Answer the question that comes over the descriptor which the command line names.
+    """Answer the questions that come over the descriptor which the command line names, until it closes.
 
     Args:
-        answered: the answer to it.
+        answered: the answer to one.
     """
     # A terminal's Ctrl-C and a service manager's SIGTERM go to all programs; the agent ends this one.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _end_early()
     connection = Connection(int(sys.argv[1]))
-    try:
-        level, question = connection.recv()
-    except EOFError:  # Nobody asks.
-        return
-    threading.Thread(target=_end_with_agent, args=[connection], daemon=True).start()
-    way = SaidOver(connection)
-    logging.basicConfig(level=level, handlers=[way], format="%(message)s")
-    way.send(outcome(answered, question))
+    questions: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_hear, args=[connection, questions], daemon=True).start()
+    way, before_s = SaidOver(connection), 0.0
+    logging.basicConfig(handlers=[way], format="%(message)s")
+    while True:
+        level, question = questions.get()
+        logging.getLogger().setLevel(level)
+        way.send(outcome(answered, question, before_s))
+        before_s = time.process_time()
 
 
-def outcome(answered: Callable[[Any], object], question: Any) -> Answer | Refusal:
+def outcome(answered: Callable[[Any], object], question: Any, before_s: float = 0.0) -> Answer | Refusal:
     """The answer to a question, or the reason why there is none.
 
     Args:
         answered: the answer to it.
         question: to be answered.
+        before_s: processor time that the process had taken before, in seconds.
     """
     try:
-        return Answer(answered(question), time.process_time())
+        value = answered(question)
+        return Answer(value, time.process_time() - before_s)
     except DpagentError as error:
         kind = next(each for each in type(error).__mro__ if each.__module__ in _KNOWN)
-        return Refusal(kind, str(error), time.process_time())
+        return Refusal(kind, str(error), time.process_time() - before_s)
     except Exception as error:
         log.debug("the details", exc_info=True)
-        return Refusal(DpagentError, said(error), time.process_time())
+        return Refusal(DpagentError, said(error), time.process_time() - before_s)
 
 
 def _end_early() -> None:
@@ -70,8 +74,10 @@ def _end_early() -> None:
         Path("/proc/self/oom_score_adj").write_text(_ENDS_EARLY)
 
 
-def _end_with_agent(connection: Connection) -> None:
+def _hear(connection: Connection, questions: queue.SimpleQueue[tuple[int, Any]]) -> None:
+    """Take what is asked; the process ends with the agent."""
     try:
-        connection.recv()  # Nothing more comes.
+        while True:
+            questions.put(connection.recv())
     except (EOFError, OSError):
         os._exit(0)

@@ -103,6 +103,10 @@ class PriceQuestions:
         """End what goes on."""
         self._prices.end()
 
+    def tend(self) -> None:
+        """As :meth:`agent.pricing.Prices.tend`."""
+        self._prices.tend()
+
 
 def _answered(why_not: DpagentError | None) -> Future[Verdict]:
     answer: Future[Verdict] = Future()

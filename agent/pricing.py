@@ -2,10 +2,11 @@
 right.
 
 All of that takes numpy, and tens of MiB for distributions of privacy losses. So a process of its own answers
-(:mod:`agent.pricing_program`), and ends. It gets the plan, the weights, what the ledger adds up to and the
-device's limits; it has no record, nor a file that holds any, and the agent charges what it answers before
-anybody reads one. A process that cannot be started, or ends without an answer, is a round that the device
-declines.
+(:mod:`agent.pricing_program`), and ends: at once, or on a board with memory to spare some time after its last
+answer, since its start takes more of the processor than the price of most rounds. It gets the plan, the
+weights, what the ledger adds up to and the device's limits; it has no record, nor a file that holds any, and
+the agent charges what it answers before anybody reads one. A process that cannot be started, or ends without
+an answer, is a round that the device declines.
 
 A schedule that is slow to price costs that process its time, and the agent goes on meanwhile. What the last
 round costs, as long as nothing else was charged, and what the last jobs cost is remembered here.
@@ -13,6 +14,7 @@ round costs, as long as nothing else was charged, and what the last jobs cost is
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -51,26 +53,39 @@ class Prices(Protocol):
         """End what goes on; nobody waits for its answer."""
         ...
 
+    def tend(self) -> None:
+        """End what has had nothing to do for long; call it now and then."""
+        ...
+
 
 class Pricing:
-    """Starts, asks and ends pricing processes. Implements :class:`Prices`."""
+    """Starts, asks and ends pricing processes. Implements :class:`Prices`.
 
-    def __init__(self) -> None:
+    Args:
+        stays_s: how long a process stays after an answer, in seconds.
+    """
+
+    def __init__(self, stays_s: float = 0.0) -> None:
         self._errand: Errand | None = None
+        self._awaited: Future[Answer | Refusal] | None = None
+        self._stays_s, self._asked_at = stays_s, 0.0
         self._known: Mapping[str, JobPrice] = {}
         self._last: tuple[tuple[bytes, int, bool], tuple[Charge, ...]] | None = None
         """The last answer, and for which plan and how many charges it holds."""
 
     def ask(self, question: PriceQuestion) -> Future[Verdict]:
         """As of :class:`Prices`."""
-        self.end()
+        if self._awaited is not None and not self._awaited.done():
+            self.end()
         verdict: Future[Verdict] = Future()
         key = digest_of(question.plan), question.books.number_of_charges, question.is_charged
         if self._last is not None and self._last[0] == key:
             verdict.set_result(Verdict(self._last[1]))
             return verdict
         try:
-            self._errand = Errand(_PROGRAM)
+            if self._errand is None or not self._stays_s or not self._errand.may_be_asked:
+                self.end()
+                self._errand = Errand(_PROGRAM, stays=self._stays_s > 0)
         except ErrandError as error:
             verdict.set_result(Verdict((), error))
             return verdict
@@ -81,14 +96,22 @@ class Pricing:
                 self._known, self._last = said.value.known, (key, said.value.charges)
             verdict.set_result(verdict_of(said))
 
-        self._errand.ask(replace(question, known=self._known)).add_done_callback(take)
+        self._asked_at = time.monotonic()
+        self._awaited = self._errand.ask(replace(question, known=self._known))
+        self._awaited.add_done_callback(take)
         return verdict
 
     def end(self) -> None:
         """As of :class:`Prices`; the process is killed."""
         if self._errand is not None:
             self._errand.end()
-            self._errand = None
+            self._errand = self._awaited = None
+
+    def tend(self) -> None:
+        """As of :class:`Prices`."""
+        is_idle = self._awaited is not None and self._awaited.done()
+        if is_idle and time.monotonic() >= self._asked_at + self._stays_s:
+            self.end()
 
 
 def verdict_of(said: Answer | Refusal) -> Verdict:

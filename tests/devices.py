@@ -157,7 +157,7 @@ def values_in(update: Update, plan: Plan) -> NDArray[np.int64]:
     """The values of an update that is a noisy sum, from its fragments."""
     task = RoundTask.of(plan)
     blocks = [read_block(each, plan.wire, task.release.blocks)[0] for each in update.fragments]
-    return np.concatenate(blocks)[: values_of(plan)]
+    return np.concatenate(blocks)[: values_of(plan)].astype(np.int64)
 
 
 @dataclass

@@ -35,6 +35,9 @@ class PricedHere:
     def end(self) -> None:
         pass
 
+    def tend(self) -> None:
+        pass
+
 
 class OpenedHere:
     """Opens records in the tests' process."""
@@ -50,6 +53,7 @@ def answer_here() -> None:
     """Let agents that are made in this process, from now on, start no short processes."""
 
     for name, here in (
-        ("AgentState", partial(AgentState, check=replay)), ("Opening", OpenedHere), ("Pricing", PricedHere),
+        ("AgentState", partial(AgentState, check=replay)), ("Opening", OpenedHere),
+        ("Pricing", lambda stays_s: PricedHere()),
     ):  # fmt: skip
         setattr(agent.daemon, name, here)

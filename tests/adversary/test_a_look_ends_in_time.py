@@ -45,9 +45,10 @@ from pictures import folder_of
 
 from agent.bounded_decoding import Limits, decode_apart
 from agent.data_settings import DataSettings
-from agent.decoding import COUNTS_AFTER_S, LOOK_S, PATIENCE, most_new
+from agent.decoding import LOOK_S, PATIENCE, most_new
 from agent.effort import Effort
 from agent.profile import load_profile
+from agent.row_files import COUNTS_AFTER_S
 from agent.settings import AgentSettings, load_agent_settings
 from agent.training import Trainer
 from agent.worker import training_settings

@@ -77,6 +77,41 @@ def test_a_question_that_comes_again_is_answered_at_once_until_something_is_char
     assert "arrived after the charge" in str(again.why_not)
 
 
+def test_a_process_that_stays_answers_again_until_it_has_had_nothing_to_do(state: AgentState) -> None:
+    pricing = Pricing(stays_s=3_600.0)
+    answers = []
+    processes = set()
+    for number in (1, 2, 3):
+        plan = make_plan(round=number)
+        verdict = pricing.ask(question_of(state, plan)).result(PATIENCE_S)
+        answers.append(verdict)
+        assert verdict.charges == here(state, plan)
+        assert pricing._errand is not None
+        processes.add(pricing._errand._process.pid)
+        charge_and_spool(state, replace(verdict.charges[0], charged_at=AT.isoformat()), fragments(number))
+        pricing.tend()
+    (process,) = processes
+    assert answers[0].spent_s > answers[1].spent_s > 0, "the start counts once"
+    pricing._stays_s = 1e-9
+    pricing.tend()
+    wait_until(lambda: not Path(f"/proc/{process}").exists(), "the end of the process")
+    below = LIMITS.model_copy(update={"maximum_sampling_rate": 1e-3})
+    refused = pricing.ask(question_of(state, make_plan(round=4), limits=below)).result(PATIENCE_S)
+    assert isinstance(refused.why_not, BeyondLimitError)
+    pricing.end()
+
+
+def test_another_process_answers_where_one_that_stayed_was_ended(state: AgentState) -> None:
+    pricing = Pricing(stays_s=3_600.0)
+    assert pricing.ask(question_of(state, make_plan())).result(PATIENCE_S).charges
+    assert pricing._errand is not None
+    pricing._errand._process.kill()
+    pricing._errand._process.wait()
+    verdict = pricing.ask(question_of(state, make_plan(round=2))).result(PATIENCE_S)
+    assert verdict.charges == here(state, make_plan(round=2))
+    pricing.end()
+
+
 def test_the_price_of_a_whole_job_is_remembered_from_round_to_round(state: AgentState) -> None:
     """A job that the budget has no room for is priced once, and not in each of its rounds."""
     prices = JobPrices()
@@ -169,6 +204,9 @@ class Asked:
 
     def end(self) -> None:
         self.ended += 1
+
+    def tend(self) -> None:
+        pass
 
 
 def test_a_process_that_is_killed_declines_the_round(device: Device) -> None:
