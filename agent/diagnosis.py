@@ -208,8 +208,9 @@ def _engine(settings: AgentSettings, loaded: LoadedProfile) -> Iterator[Finding]
     # In a process of its own: a build for another processor ends it (SIGILL).
     try:
         ended = subprocess.run(
-            [sys.executable, "-c", "import onnxruntime"], capture_output=True, timeout=_IMPORT_S, check=False
-        )
+            [sys.executable, "-c", "import dpagent.learning.onnx_session"],
+            capture_output=True, timeout=_IMPORT_S, check=False,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         yield problem("engine", f"onnxruntime cannot be tried ({error})", "Set engine: numpy.")
         return

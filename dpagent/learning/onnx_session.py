@@ -6,6 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+# Else builds of it keep an identifier of the machine and a record of what runs in the user's home, for a
+# service of its makers whose address they have. To be set before the import.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as _runtime
 
