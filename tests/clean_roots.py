@@ -64,8 +64,15 @@ esac
 
 def architecture() -> str:
     """That the tests are for: ``PACKAGE_ARCHITECTURE``, or this machine's."""
-    if (chosen := os.environ.get("PACKAGE_ARCHITECTURE")) is not None:
-        return chosen
+    return os.environ.get("PACKAGE_ARCHITECTURE") or _own_architecture()
+
+
+def is_emulated() -> bool:
+    """Whether QEMU runs the programs of the root."""
+    return architecture() != _own_architecture()
+
+
+def _own_architecture() -> str:
     command = ["dpkg", "--print-architecture"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
