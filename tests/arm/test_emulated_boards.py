@@ -73,11 +73,10 @@ def test_a_job_of_each_method_ends_well_on_each_processor(
     }  # fmt: skip
     engine, profile = "numpy", "auto"
     if method == "dp-sgd":  # On ONNX Runtime where there is one, which takes twice its memory under QEMU.
-        engine, profile = emulated.engines[-1], "roomy.yaml"
-        (tmp_path / profile).write_text(f"extends: {emulated.profile}\nengine_memory_mib: 400\n")
+        engine, profile = emulated.engines[-1], str(tmp_path / "roomy.yaml")
+        Path(profile).write_text(f"extends: {emulated.profile}\nengine_memory_mib: 400\n")
     board = write_agent(
-        tmp_path / "board", mosquitto, key, fleet=fleet, engine=engine,
-        profile=profile if profile == "auto" else str(tmp_path / profile),
+        tmp_path / "board", mosquitto, key, fleet=fleet, engine=engine, profile=profile,
         **{"budget": {"epsilon": 40.0}, **trusting},
     )  # fmt: skip
     command = emulated.command(processor, DPAGENT, "run", "--config", board)
@@ -85,7 +84,7 @@ def test_a_job_of_each_method_ends_well_on_each_processor(
         assert coordinator.wait(JOB_S) == 0, coordinator.said()[-2_000:] + agent.said()[-2_000:]
         said = agent.said()
         agent.stop()
-    assert f"board profile {emulated.profile if profile == 'auto' else 'roomy'}" in said
+    assert f"board profile {emulated.profile if profile == 'auto' else profile}" in said
     assert f"engine for digits: {engine}" in said
     state = board.with_name("state")
     assert verify(state, second_head_beside(state)).charges == 2
