@@ -96,7 +96,7 @@ def test_a_process_that_stays_answers_again_until_it_has_had_nothing_to_do(state
     pricing.tend()
     wait_until(lambda: not Path(f"/proc/{process}").exists(), "the end of the process")
     below = LIMITS.model_copy(update={"maximum_sampling_rate": 1e-3})
-    refused = pricing.ask(question_of(state, make_plan(round=4), limits=below)).result(PATIENCE_S)
+    refused = pricing.ask(question_of(state, make_plan(job=b"o" * 16), limits=below)).result(PATIENCE_S)
     assert isinstance(refused.why_not, BeyondLimitError)
     pricing.end()
 
@@ -212,7 +212,7 @@ class Asked:
 def test_a_process_that_is_killed_declines_the_round(device: Device) -> None:
     pricing = Pricing()
     device.cycle._questions._prices = pricing
-    sigmas = [float(each) for each in np.geomspace(10.0, 100.0, 2_048)]
+    sigmas = [float(each) for each in np.geomspace(10.0, 100.0, 499)]
     slow = terms(noise_multipliers=sigmas, rate=0.9999, local_steps=64)
     device.take_plan(make_plan(**slow))
     device.give()
