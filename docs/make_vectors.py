@@ -155,7 +155,7 @@ def _fragment() -> dict[str, Any]:
     sums: dict[int, tuple[int, NDArray[np.int64]]] = {}
     for fragment in FRAGMENTS:
         values, _ = read_block(fragment, PLAN.wire, 2)
-        count, total = sums.get(fragment.position, (0, np.zeros_like(values)))
+        count, total = sums.get(fragment.position, (0, np.zeros(values.shape, np.int64)))
         sums[fragment.position] = (count + 1, total + values)
     return {
         "description": "Payloads and their integers; fragments of two devices, and their mean.",

@@ -135,7 +135,7 @@ class WatchedFleet:
                     position = piece.position
                     values, _ = read_block(piece, plan.wire, self.blocks)
                     count, total = sums.get(position, (0, 0))
-                    sums[position] = (count + 1, total + values)
+                    sums[position] = (count + 1, total + values.astype(np.int64))
             task = RoundTask.of(plan)
             gradient = task.release.clipping.gradient(fleet_mean(task.release, sums))
             model = take_step(task.release, gradient, model, optimiser, rate).model
