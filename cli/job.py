@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -235,7 +236,7 @@ def deadline(
     _change(
         config,
         lambda queue: queue.set_deadline(
-            name, seconds, lambda known: known.settings_in(shared).with_deadline(seconds, f"job {name!r}")
+            name, seconds, lambda known: replace(known, deadline_s=seconds).settings_in(shared)
         ),
     )
     typer.echo(f"Rounds of job {name} have {seconds:g} s from now on.")
@@ -252,7 +253,7 @@ def minimum(
     _change(
         config,
         lambda queue: queue.set_minimum(
-            name, boards, lambda known: known.settings_in(shared).with_minimum(boards, f"job {name!r}")
+            name, boards, lambda known: replace(known, minimum_devices=boards).settings_in(shared)
         ),
     )
     typer.echo(f"Rounds of job {name} close with {counted(boards, 'board')} or more from now on.")

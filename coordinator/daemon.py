@@ -287,7 +287,7 @@ class Coordinator:
                     extra=about(event=Event.JOB_PAUSED, job=wanted.job.id.hex(), job_name=wanted.name,
                                 reason=str(error)),
                 )  # fmt: skip
-                self._queue.pause(wanted.name, str(error))
+                self._queue.halt(wanted.number, str(error))
             self._version = -1  # Its own changes do not show there, and another job may go on.
         return None
 

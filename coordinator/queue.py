@@ -229,12 +229,21 @@ class Queue:
         with self._database.transaction():
             self._database.execute("UPDATE jobs SET settings = ? WHERE number = ?", (settings, number))
 
-    def pause(self, name: str, trouble: str | None = None) -> QueuedJob:
+    def halt(self, number: int, trouble: str) -> None:
+        """Pause a job that cannot be taken up, also one that its operator has paused and whose round is open.
+
+        Args:
+            number: of the job.
+            trouble: why.
+        """
+        with self._database.transaction():
+            pause_by_itself(self._database, number, trouble)
+
+    def pause(self, name: str) -> QueuedJob:
         """Open no further round of a job until it is resumed; one that is open closes as it would.
 
         Args:
             name: of the job.
-            trouble: why the coordinator does so by itself.
 
         Raises:
             ConfigurationError, UsageError: There is no such job, or it is over or it is paused.
@@ -242,13 +251,14 @@ class Queue:
         return self._change(
             name,
             QueuedJob.require_pausable,
-            "UPDATE jobs SET paused = 1, trouble = ? WHERE number = ?",
-            lambda each: (trouble, each.number),
-            (Kind.PAUSE, trouble or ""),
+            "UPDATE jobs SET paused = 1, trouble = NULL WHERE number = ?",
+            lambda each: (each.number,),
+            (Kind.PAUSE, ""),
         )
 
     def give_up(self, name: str, shared: CoordinatorSettings) -> QueuedJob:
-        """Pause a job, and give up its open round rather than have it close.
+        """Pause a job, and give up its open round rather than have it close. One that the coordinator has
+        paused by itself is taken up for that once more.
 
         Args:
             name: of the job.
@@ -261,7 +271,7 @@ class Queue:
         return self._change(
             name,
             lambda each: each.require_spare_round(shared),
-            "UPDATE jobs SET paused = 1, gives_up = ? WHERE number = ?",
+            "UPDATE jobs SET paused = 1, trouble = NULL, gives_up = ? WHERE number = ?",
             lambda each: (each.over_rounds + 1, each.number),
             (Kind.PAUSE, "its open round is given up"),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from coordinator.database.opening import open_beside
@@ -77,7 +78,7 @@ class Orders:
             queue.set_deadline(
                 name,
                 seconds,
-                lambda known: known.settings_in(self._settings).with_deadline(seconds, f"job {name!r}"),
+                lambda known: replace(known, deadline_s=seconds).settings_in(self._settings),
             )
         return f"Rounds of job {name} have {seconds:g} s from now on."
 

@@ -158,8 +158,23 @@ def test_a_job_that_the_coordinator_has_paused_does_not_go_on_with_its_open_roun
 ) -> None:
     begin(queue, "one")
     Store(database, 1).start_round(1, 10.0, 20.0)
-    queue.pause("one", "its test data are gone")
+    queue.halt(1, "its test data are gone")
     assert chosen(queue) is None
+    queue.resume("one")
+    assert chosen(queue) == "one"
+
+
+def test_a_job_that_its_operator_has_paused_is_paused_by_the_coordinator_too(
+    queue: Queue, database: Database
+) -> None:
+    """Its round is open, so it is taken up again after a restart, which may fail."""
+    begin(queue, "one")
+    Store(database, 1).start_round(1, 10.0, 20.0)
+    queue.pause("one")
+    assert chosen(queue) == "one"
+    queue.halt(1, "its test data are gone")
+    assert chosen(queue) is None
+    assert find(queue.jobs(), "one").trouble_now == "its test data are gone"
     queue.resume("one")
     assert chosen(queue) == "one"
 
@@ -373,7 +388,7 @@ def test_each_order_is_on_record_with_who_gave_it(database: Database, place: Sto
     operator.resume("one")
     with pytest.raises(UsageError):
         operator.resume("one")  # refused, and so not on record
-    Queue(database).pause("one", "its test data are gone")
+    Queue(database).halt(1, "its test data are gone")
     operator.set_deadline("one", 60.0, lambda known: None)
     operator.set_minimum("one", 2, lambda known: None)
     operator.cancel("one", 6.0, sends_model=True)

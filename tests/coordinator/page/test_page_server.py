@@ -498,7 +498,7 @@ def test_hostile_texts_stay_texts(settings: FleetSettings, page: PageServer) -> 
     """A class name, a reason: whatever they are, they are strings of JSON with no markup of their own."""
     hostile = "</script><img src=x onerror=alert(1)>"
     store = begin_job(settings, BLANK_MODEL)
-    Queue(store.database).pause("first", hostile)
+    Queue(store.database).halt(store.number, hostile)
     answer = page.get("/api/state")
     assert answer.headers["content-type"] == "application/json"
     assert answer.values["jobs"][0]["trouble"] == hostile
