@@ -47,10 +47,7 @@ class Announcer:
         self._session, self._signer, self._topics = session, signer, topics
         self.own_receipts = OwnReceipts(session, topics, clock)
         self._assets_are_out = False
-        self._farewell: int | None = None
-        """The last message under way, by its handle."""
-        self._is_farewell_taken = False
-        """Whether the broker has acknowledged it."""
+        self._farewell, self._end_of_round = _Awaited(), _Awaited()
 
     def traffic(self) -> Traffic:
         """What has gone through the session since it began."""
@@ -64,6 +61,7 @@ class Announcer:
         """
         if not self._session.connected:
             return False
+        self._end_of_round = _Awaited()  # The plan that the broker keeps is this one.
         if not self._assets_are_out:
             self._publish_assets(assets)
             self._assets_are_out = True
@@ -123,6 +121,23 @@ class Announcer:
         """Publish an answer to a device's request. One that is lost is asked for again."""
         self._session.publish(self._topics.answer(device), self._signer.sign(answer, "answer"))
 
+    def end_round(self, plan: Plan) -> bool:
+        """Publish that the time of the open round is over; return whether the broker has taken that.
+
+        To be called again until it has: a message that is under way goes with its connection.
+
+        Args:
+            plan: of that round, whose model is out.
+        """
+        if self._end_of_round.is_taken:
+            self._end_of_round = _Awaited()
+            return True
+        if self._end_of_round.handle is None and self._session.connected:
+            message = self._signer.sign(plan, "plan")
+            self._end_of_round.handle = self._session.publish(self._topics.plan, message, retain=True)
+            faults.reached(FaultPoint.COORDINATOR_PLAN_PUBLISHED)
+        return False
+
     def say_goodbye(self, plan: Plan, assets: Mapping[str, bytes]) -> bool:
         """Publish what came of the job, and its end; return whether the broker took it within a few seconds.
 
@@ -132,21 +147,38 @@ class Announcer:
         message = self._signer.sign(plan, "plan")
         # The session waits in real time, so this does too.
         until = time.monotonic() + _FAREWELL_S
-        while not self._is_farewell_taken and time.monotonic() < until:
-            if self._farewell is None and self._session.connected:
+        while not self._farewell.is_taken and time.monotonic() < until:
+            if self._farewell.handle is None and self._session.connected:
                 self._publish_assets(assets)
-                self._farewell = self._session.publish(self._topics.plan, message, retain=True)
+                self._farewell.handle = self._session.publish(self._topics.plan, message, retain=True)
             event = self._session.next_event(0.2)
             if isinstance(event, Received):
                 # The broker sends only so many that nobody acknowledges: the next job would get none.
                 self._session.acknowledge([event])
             self.take(event)
-        return self._is_farewell_taken
+        return self._farewell.is_taken
 
     def take(self, event: Event | None) -> None:
-        """Note what an event of the session says of a farewell under way."""
+        """Note what an event of the session says of messages that are waited for."""
+        for each in (self._farewell, self._end_of_round):
+            each.take(event)
+
+
+class _Awaited:
+    """A message that the broker has to have before the program goes on.
+
+    Attributes:
+        handle: of the message that is under way.
+        is_taken: whether the broker has acknowledged it.
+    """
+
+    def __init__(self) -> None:
+        self.handle: int | None = None
+        self.is_taken = False
+
+    def take(self, event: Event | None) -> None:
         match event:
-            case Acknowledged(handle) if handle == self._farewell:
-                self._is_farewell_taken = True
+            case Acknowledged(handle) if handle == self.handle:
+                self.is_taken = True
             case Disconnected():
-                self._farewell = None
+                self.handle = None

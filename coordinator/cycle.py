@@ -209,14 +209,14 @@ class Cycle:
     def give_up(self) -> None:
         """Give up the open round by its operator's order; the job is paused.
 
-        Boards that have not begun must not begin: to them the plan says that its time is over, before the
-        round is given up. Without a connection the order waits.
+        Boards that have not begun must not begin: to them the plan says that its time is over, and the round
+        is given up when the broker has taken that. Until then the order waits.
         """
         current = self._store.open_round()
         if current is None:
             return
         task = self._task_of(replace(current, deadline=self._end.now()))
-        if self._announcer.announce(task.plan, self._sent, self._models.assets):
+        if self._announcer.end_round(task.plan):
             self._give_up(current)
             if self._tokens is not None:
                 self._tokens.give_up(current.number)

@@ -336,8 +336,8 @@ class RunningJob:
 
     @property
     def is_busy(self) -> bool:
-        """Whether requests for tokens wait."""
-        return self._tokens is not None and self._tokens.is_busy
+        """Whether requests for tokens wait, and are answered: those of a round that is given up are not."""
+        return self._tokens is not None and self._tokens.is_busy and not self.queued.is_giving_up
 
     def take_requests(self, messages: Sequence[Received]) -> None:
         """Take devices' requests for tokens."""

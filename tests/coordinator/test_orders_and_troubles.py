@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+from brokers import BrokerFactory, wait_until
 from clocks import MovableClock
 from commands import dpagent
-from daemons import running_job
+from daemons import Running, running_job
 from fleets import digits, write_job, write_shared
+from observers import Observer
+from watched_fleets import WatchedFleet
 
 from coordinator.daemon import Coordinator
 from coordinator.database.opening import open_beside
@@ -21,6 +26,7 @@ from coordinator.queued_job import QueuedJob
 from coordinator.settings import load_coordinator_settings
 from dpagent.errors import ConfigurationError, ExitCode
 from dpagent.learning.data.formats.npz import save_npz
+from dpagent.protocol.messages import Plan
 
 
 @contextlib.contextmanager
@@ -99,3 +105,40 @@ def test_a_minimum_that_the_fleet_has_no_boards_for_any_more_can_be_changed(tmp_
     assert (code, "expected at most devices = 2" in said) == (ExitCode.CONFIGURATION, True), said
     assert order("minimum", "meters", "2") == (0, "")
     assert known(settings.store_place, "meters").settings_in(settings).round.minimum_devices == 2
+
+
+def test_a_round_is_given_up_when_the_broker_has_taken_that_its_time_is_over(
+    tmp_path: Path, new_broker: BrokerFactory
+) -> None:
+    """A broker that hangs takes what is sent to it from the kernel's point of view alone: boards read the
+    plan of before, and would begin the round, and be charged."""
+    broker = new_broker()
+    fleet = WatchedFleet(tmp_path, broker)
+    broker.start()
+    clock, made = MovableClock(), list[Coordinator]()
+
+    def coordinator(clock: MovableClock) -> Coordinator:
+        made.append(Coordinator(fleet.settings, clock=clock))
+        return made[0]
+
+    def kept() -> Plan:
+        """What a board reads that connects now."""
+        with Observer(broker, fleet.name) as observer:
+            wait_until(lambda: observer.plans, "the plan that the broker keeps")
+            return fleet.verifier.open(observer.plans[-1], Plan, "plan")
+
+    with Running(coordinator, clock):
+        wait_until(lambda: made and made[0].running and made[0].running.cycle.is_open, "the round")
+        wait_until(lambda: fleet.rounds()[0].announced_at, "the plan")
+        broker.wait_until_stored()
+        assert kept().deadline > clock.unix()
+        os.kill(broker.pid, signal.SIGSTOP)
+        sent = made[0]._session.bytes_up
+        with ordering(fleet.state) as queue:
+            queue.give_up("first", fleet.settings)
+        wait_until(lambda: made[0]._session.bytes_up > sent, "the plan that says so")
+        broker.kill()
+        broker.start()
+        wait_until(lambda: fleet.rounds()[0].given_up_at is not None, "the end of the round")
+        assert kept().deadline <= clock.unix()
+    assert known(fleet.state, "first").is_paused
