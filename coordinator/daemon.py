@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from coordinator.announcer import Announcer
-from coordinator.database.opening import open_database
+from coordinator.database.opening import bring_up_to_date, open_database
 from coordinator.keys import client_id, load_opener, load_signer
 from coordinator.leadership import WorkersDesk, lead
 from coordinator.queue import Queue, next_in
@@ -89,6 +89,7 @@ class Coordinator:
             if not self._has_workers:
                 self._database = open_database(settings.state_dir)
                 held.callback(self._database.close)
+                bring_up_to_date(settings.members_dir)
             self._desk = WorkersDesk(self._database, self._announcer()) if self._has_workers else None
             self._queue = Queue(self._database)
             self._status = StatusFile(settings.state_dir, settings.mqtt.url, self._clock)

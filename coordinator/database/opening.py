@@ -65,6 +65,18 @@ def open_members(place: StorePlace, part: Part) -> Database:
     return _created(place, part.removesuffix(".db"), part)
 
 
+def bring_up_to_date(members_dir: Path) -> None:
+    """Bring the members' database and the registry up to date, as far as they are there: commands that read
+    them do not.
+
+    Raises:
+        StorageError: One of them cannot be used.
+    """
+    for part in (Part.MEMBERS, Part.REGISTRY):
+        if (members_dir / part).exists():
+            SqliteDatabase(members_dir, part).close()
+
+
 def _created(address: PostgresqlAddress, purpose: str, part: Part = Part.ROUNDS) -> PostgresqlDatabase:
     database = open_postgresql(address, purpose, part)
     try:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from coordinator.database import schema
 from coordinator.database.interface import Database, Reader, Result, Row
 from coordinator.database.schema import Part, Schema, Step
-from dpagent.errors import StateInUseError
+from dpagent.errors import NotReadyError, StateInUseError, StorageError
 from dpagent.storage import (
     Migration,
     StateDirectory,
@@ -96,13 +96,33 @@ class SqliteReader(_Session):
         part: Which.
 
     Raises:
-        StorageError: There is no such database.
+        NotReadyError: Its tables are of an earlier version: the coordinator brings them up to date.
+        StorageError: There is no such database, or it is of a later version.
     """
 
     def __init__(self, directory: Path, part: Part = Part.ROUNDS) -> None:
         self.file = directory / part
         self.name = str(self.file)
         self.connection = open_readonly(self.file)
+        try:
+            self._require_current(len(schema.steps_of(part)))
+        except BaseException:
+            self.close()
+            raise
+
+    def _require_current(self, known: int) -> None:
+        with self.errors():
+            version = int(self.connection.execute("PRAGMA user_version").fetchone()[0])
+        if version > known:
+            raise StorageError(
+                f"{self.name} has schema {version}; this program supports up to {known}. It was written by a "
+                "newer dpagent; install that version."
+            )
+        if 0 < version < known:
+            raise NotReadyError(
+                f"{self.name} has schema {version}, and this program has {known}. Start the coordinator of "
+                "this version first: it brings the tables up to date."
+            )
 
 
 class SqliteDatabase(_Session, Database):
