@@ -113,7 +113,7 @@ class _Key(_Said):
 class _Untold(_Said):
     job: _JobId
     name: JobName
-    columns: tuple[_Column, ...] = Field(strict=False)
+    columns: tuple[_Column, ...] = Field(strict=False, min_length=1)
 
 
 class _Total(_Said):
@@ -324,6 +324,7 @@ def _problems(export: _Export) -> Iterator[str]:
             yield f"Device {each.device} took its own place."
         yield from _of_device(each)
     yield from _of_rounds(export)
+    yield from _of_untold(export)
 
 
 def _of_device(device: _Device) -> Iterator[str]:
@@ -384,6 +385,19 @@ def _of_rounds(export: _Export) -> Iterator[str]:
                 "does, or to other columns: what was spent becomes no less."
             )
         before[price.job] = price
+
+
+def _of_untold(export: _Export) -> Iterator[str]:
+    """What is wrong with jobs without tokens: no board asks for tokens of one."""
+    yield from _doubles("Job {} without tokens is", (each.job[:8] for each in export.without_tokens))
+    told = {each.job for each in (*export.keys, *export.prices)}
+    told.update(entry.job for each in export.devices for entry in each.statements)
+    for each in export.without_tokens:
+        if each.job in told:
+            yield (
+                f"Job {each.name} ({each.job[:8]}) is said to be without tokens, and keys, prices or "
+                "statements of it are there."
+            )
 
 
 def _bounds(later: _Price, earlier: _Price) -> bool:

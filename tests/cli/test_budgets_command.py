@@ -322,6 +322,14 @@ def test_whatever_is_changed_in_an_export_is_found_even_if_it_is_signed_anew(
     even = changed(change_a_key("modulus", f"{modulus[:-1]}2"), is_signed=True)
     assert f"Round 1 of job {job[:8]}: what is there for its key is none" in even
 
+    def call_it_without_tokens(values: dict[str, Any]) -> None:
+        untold = {"job": job, "name": "meters", "columns": values["prices"][0]["columns"]}
+        values["without_tokens"] = [untold, untold]
+
+    said = changed(call_it_without_tokens, is_signed=True)
+    assert f"Job meters ({job[:8]}) is said to be without tokens, and keys, prices or statements" in said
+    assert f"Job {job[:8]} without tokens is there 2 times" in said
+
     def in_a_circle(values: dict[str, Any]) -> None:
         after = next(each for each in values["devices"] if each["replaces"] == first["device"])
         values["devices"][place]["replaces"] = after["device"]
