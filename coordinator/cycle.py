@@ -217,9 +217,10 @@ class Cycle:
             return
         task = self._task_of(replace(current, deadline=self._end.now()))
         if self._announcer.end_round(task.plan):
-            self._give_up(current)
+            # The key first: a job that is paused is not taken up after a crash in between, to erase it.
             if self._tokens is not None:
                 self._tokens.give_up(current.number)
+            self._give_up(current)
 
     def announce(self) -> None:
         """Publish the open round, if there is one; without a connection, on the next one."""
