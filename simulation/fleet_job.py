@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from coordinator.columns import spent_in
+from coordinator.queued_job import JobState
 from coordinator.reader import StoreReader
 from coordinator.settings import CoordinatorSettings, FleetSettings
 from dpagent.errors import ConfigurationError
@@ -155,6 +156,8 @@ class FleetJobRecord(JobRecord):
     """Rounds that were given up, or passed over with one that was."""
     highest_epsilon: float
     """After all rounds that are over. One that was given up counts: boards may have been charged for it."""
+    last_of_its_own: int | None
+    """The last round, given up or not, of a job that is finished and was to have more; else None."""
     messages: dict[str, int]
     """What became of them: counted, late, duplicates, dummies, rejected."""
 
@@ -162,6 +165,11 @@ class FleetJobRecord(JobRecord):
     def test_records(self) -> int:
         """How many records the model is tested on."""
         return self.tested
+
+    @property
+    def ended_after(self) -> int | None:
+        """As above: one that goes on, or that its operator has ended, has not ended by itself."""
+        return self.last_of_its_own
 
     @property
     def epsilon(self) -> float:
@@ -211,6 +219,11 @@ def collect_job(shared: CoordinatorSettings, name: str | None = None) -> FleetJo
         numbers=tuple(each.number for each in rounds),
         given_up=sum(each.given_up_at is not None for each in begun),
         highest_epsilon=max(each.epsilon or 0.0 for each in begun),
+        last_of_its_own=(
+            queued.over_rounds
+            if queued.state is JobState.FINISHED and queued.over_rounds < queued.job.rounds
+            else None
+        ),
         noise_multipliers=tuple(each.noise_multiplier or 0.0 for each in rounds),
         clip_norms=tuple(each.clip_norm for each in rounds if each.clip_norm is not None),
         epsilon_spent=tuple(each.epsilon or 0.0 for each in rounds),

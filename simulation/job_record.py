@@ -106,6 +106,11 @@ class JobRecord(ABC):
         return self.numbers[-1] if self.numbers else 0
 
     @property
+    def ended_after(self) -> int | None:
+        """The number of its last round, where the job ended before all that it was to have; else None."""
+        return self.last_round if self.last_round < self.settings.rounds else None
+
+    @property
     def epsilon(self) -> float:
         """ε of the job so far."""
         return max([0.0, *self.epsilon_spent[-1:]])
@@ -150,7 +155,7 @@ class JobRecord(ABC):
                 "Nothing is guaranteed: the published cap releases exact gradients wherever it acts. Whoever "
                 "sees the models can name records. The ledgers admit no other job on these data.",
             )
-        if self.settings.cap == "bounded" and (done := self.last_round) < self.settings.rounds:
+        if self.settings.cap == "bounded" and (done := self.ended_after) is not None:
             first.append(
                 f"The job ended after {done} of {counted(self.settings.rounds, 'round')}: what was left of ε "
                 "met the bounded cap of no further round."

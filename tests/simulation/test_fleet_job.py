@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from gapped_rounds import keep_gapped_rounds
 from matplotlib.figure import Figure
 from run_records import words_of
 
+from coordinator.database.opening import open_database
 from coordinator.settings import load_fleet_settings
 from simulation.fleet_job import FleetJobRecord, collect_job
 from simulation.report.page import render_report
@@ -29,6 +31,27 @@ def test_each_figure_is_of_its_own_round(record: FleetJobRecord) -> None:
     assert record.epsilon_spent == (0.5, 1.1)
     assert record.accuracy_history == pytest.approx((0.6, 0.8))
     assert record.given_up == 3
+
+
+@pytest.mark.parametrize(
+    ("rounds", "state", "ended"),
+    [(6, "running", None), (6, "cancelled", None), (5, "finished", None), (6, "finished", 5)],
+)
+def test_a_bounded_job_has_ended_by_itself_only_if_nobody_ended_it_and_rounds_were_left(
+    tmp_path: Path, rounds: int, state: str, ended: int | None
+) -> None:
+    """Its last round was given up: that is no end for want of ε."""
+    cap = {"kind": "bounded", "regularisation": 1e-6, "floor": 0.088}
+    privacy = {"method": "incrementing", "noise": "laplace", "epsilon": 16.0}
+    settings = load_fleet_settings(
+        write_fleet(tmp_path / "fleet", None, rounds=rounds, cap=cap, privacy=privacy)
+    )
+    keep_gapped_rounds(settings)
+    with contextlib.closing(open_database(settings.state_dir)) as database:
+        database.execute("UPDATE jobs SET state = ?", (state,))
+    sentences = " ".join(collect_job(settings).cautions)
+    assert (f"The job ended after {ended} of 6 rounds" in sentences) is (ended is not None)
+    assert ("met the bounded cap of no further round" in sentences) is (ended is not None)
 
 
 def test_what_a_round_cost_that_was_given_up_is_in_the_reports_figure(record: FleetJobRecord) -> None:
