@@ -332,7 +332,8 @@ class RunningJob:
     def connected(self) -> None:
         """The broker is there, perhaps again, and may lack what was published."""
         self.announcer.assets_changed()
-        self.cycle.announce()
+        if not self.queued.is_giving_up:  # Boards would begin the round by the plan of before.
+            self.cycle.announce()
 
     @property
     def is_busy(self) -> bool:

@@ -107,8 +107,9 @@ def test_a_minimum_that_the_fleet_has_no_boards_for_any_more_can_be_changed(tmp_
     assert known(settings.store_place, "meters").settings_in(settings).round.minimum_devices == 2
 
 
+@pytest.mark.parametrize("forgets", [False, True])
 def test_a_round_is_given_up_when_the_broker_has_taken_that_its_time_is_over(
-    tmp_path: Path, new_broker: BrokerFactory
+    tmp_path: Path, new_broker: BrokerFactory, forgets: bool
 ) -> None:
     """A broker that hangs takes what is sent to it from the kernel's point of view alone: boards read the
     plan of before, and would begin the round, and be charged."""
@@ -121,24 +122,32 @@ def test_a_round_is_given_up_when_the_broker_has_taken_that_its_time_is_over(
         made.append(Coordinator(fleet.settings, clock=clock))
         return made[0]
 
-    def kept() -> Plan:
-        """What a board reads that connects now."""
+    def kept() -> tuple[Plan, bool]:
+        """What a board reads that connects now: the plan, and whether there is a model for it."""
         with Observer(broker, fleet.name) as observer:
-            wait_until(lambda: observer.plans, "the plan that the broker keeps")
-            return fleet.verifier.open(observer.plans[-1], Plan, "plan")
+            # It comes after all that the broker keeps.
+            observer.publish(f"dpagent/v1/{fleet.name}/mark", b"")
+            wait_until(lambda: any(each.topic.endswith("/mark") for each in observer.seen), "the mark")
+            has_model = any("/model/" in message.topic for message in observer.seen)
+            return fleet.verifier.open(observer.plans[-1], Plan, "plan"), has_model
 
     with Running(coordinator, clock):
         wait_until(lambda: made and made[0].running and made[0].running.cycle.is_open, "the round")
         wait_until(lambda: fleet.rounds()[0].announced_at, "the plan")
         broker.wait_until_stored()
-        assert kept().deadline > clock.unix()
+        plan, has_model = kept()
+        assert (plan.deadline > clock.unix(), has_model) == (True, True)
         os.kill(broker.pid, signal.SIGSTOP)
         sent = made[0]._session.bytes_up
         with ordering(fleet.state) as queue:
             queue.give_up("first", fleet.settings)
         wait_until(lambda: made[0]._session.bytes_up > sent, "the plan that says so")
         broker.kill()
+        if forgets:
+            (broker.directory / "mosquitto.db").unlink()
         broker.start()
         wait_until(lambda: fleet.rounds()[0].given_up_at is not None, "the end of the round")
-        assert kept().deadline <= clock.unix()
+        plan, has_model = kept()
+        assert plan.deadline <= clock.unix()
+        assert has_model is not forgets, "the round was not announced anew"
     assert known(fleet.state, "first").is_paused
