@@ -29,7 +29,7 @@ from coordinator.reader import RoundRecord, StoreReader
 from coordinator.settings import CoordinatorSettings
 from coordinator.shared_store import GONE_S
 from coordinator.status import Link, Status, read_status
-from dpagent.errors import DpagentError, NotReadyError
+from dpagent.errors import DpagentError
 from dpagent.learning.inference.model_bytes import metadata_of
 from dpagent.privacy.methods import method_named
 from dpagent.protocol.tokens import LINKABILITY_MEANINGS
@@ -83,8 +83,6 @@ class View:
                 values["orders"] = [asdict(each) for each in reader.orders(MOST_ORDERS)]
                 if self._settings.store.url is not None:
                     values["workers"] = _workers(reader)
-        except NotReadyError:
-            return values  # There are no tables yet.
         except DpagentError as error:
             values["problem"] = str(error)
         return values

@@ -18,6 +18,7 @@ from coordinator.database.opening import open_database, open_reader
 from coordinator.database.schema import Part
 from coordinator.database.settings import StorePlace
 from coordinator.devices import Devices
+from coordinator.page.view import View
 from coordinator.queue import Queue
 from coordinator.reader import StoreReader
 from coordinator.registry import Registry, RegistryReader
@@ -58,6 +59,16 @@ def test_what_cannot_be_read_yet_is_no_broken_file(
     monkeypatch.setattr(schema, "STEPS", ((part, lambda tables: None),))
     with pytest.raises(StorageError, match="It was written by a newer dpagent; install that version"):
         open_reader(place, part)
+
+
+def test_the_page_says_that_it_waits_for_the_coordinator(
+    settings: FleetSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It showed a fleet without any job."""
+    make_older(monkeypatch, settings)
+    state = View(settings).state()
+    assert state["jobs"] == []
+    assert "Start the coordinator of this version first" in state["problem"]
 
 
 def test_a_coordinator_brings_all_tables_up_to_date_also_those_that_its_jobs_do_not_need(
