@@ -390,7 +390,7 @@ def _of_rounds(export: _Export) -> Iterator[str]:
 def _of_untold(export: _Export) -> Iterator[str]:
     """What is wrong with jobs without tokens: no board asks for tokens of one."""
     yield from _doubles("Job {} without tokens is", (each.job[:8] for each in export.without_tokens))
-    told = {each.job for each in (*export.keys, *export.prices)}
+    told = {each.job for each in export.keys} | {each.job for each in export.prices}
     told.update(entry.job for each in export.devices for entry in each.statements)
     for each in export.without_tokens:
         if each.job in told:
