@@ -215,7 +215,9 @@ class Cycle:
         current = self._store.open_round()
         if current is None:
             return
-        task = self._task_of(replace(current, deadline=self._end.now()))
+        # Before the round began, also by a board's clock that is behind, or by ours that was set back.
+        ended = min(current.opened_at, self._clock.unix())
+        task = self._task_of(replace(current, deadline=ended))
         if self._announcer.end_round(task.plan):
             # The key first: a job that is paused is not taken up after a crash in between, to erase it.
             if self._tokens is not None:

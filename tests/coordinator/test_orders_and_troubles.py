@@ -139,6 +139,7 @@ def test_a_round_is_given_up_when_the_broker_has_taken_that_its_time_is_over(
         assert (plan.deadline > clock.unix(), has_model) == (True, True)
         os.kill(broker.pid, signal.SIGSTOP)
         sent = made[0]._session.bytes_up
+        clock.set_by(-3_600.0)
         with ordering(fleet.state) as queue:
             queue.give_up("first", fleet.settings)
         wait_until(lambda: made[0]._session.bytes_up > sent, "the plan that says so")
