@@ -28,8 +28,9 @@ from dpagent import __version__
 from dpagent.diagnosis import Finding
 from dpagent.errors import BrokerError, ConfigurationError, ExitCode, StateInUseError
 from dpagent.protocol.codec import decode
-from dpagent.protocol.messages import Fragment
+from dpagent.protocol.messages import Fragment, Plan
 from dpagent.protocol.receipts import receipt_digest, receipt_place
+from dpagent.protocol.signing import Verifier
 from dpagent.storage import StateDirectory
 
 DEVICES = 12
@@ -107,6 +108,36 @@ def test_another_coordinator_stands_by_and_takes_the_place_of_one_that_is_killed
     assert fleet.plan(observer).round == 1
     second.process.send_signal(signal.SIGTERM)
     assert second.wait() == ExitCode.OK
+
+
+def test_an_order_to_give_up_is_carried_out_by_the_coordinator_that_stands_by(
+    fleet: SharedFleet, programs: ExitStack, mosquitto: Broker
+) -> None:
+    """The leader is killed before it hears of it; workers go on to count until then. It is the last round."""
+    observer = programs.enter_context(Observer(mosquitto, fleet.name))
+    first = programs.enter_context(fleet.coordinator())
+    worker = programs.enter_context(fleet.worker("--name", "one"))
+    wait_until(lambda: "round 1 is counted" in worker.said(), "the worker")
+    plan = fleet.plan(observer)
+    second = programs.enter_context(fleet.coordinator())
+    wait_until(lambda: "Standing by" in second.said(), "the second one")
+    first.process.send_signal(signal.SIGSTOP)
+    said = dpagent("coordinator", "job", "pause", "first", "--give-up", "--config", fleet.file)
+    assert "round 1 is given up as soon as the boards are told" in said.stdout, said.stderr
+    half = fragments_of(plan, 3)
+    send(observer, plan, half)
+    wait_until(lambda: sum(each.fragments for each in fleet.workers()) == len(half), "the fragments")
+    first.kill()
+    wait_until(lambda: fleet.rounds()[0].given_up_at is not None, "the end of the round")
+    assert fleet.rounds()[0].fragments == len(half)
+    assert second.wait() == ExitCode.OK
+    plans = [Verifier(fleet.key, fleet.name).open(each, Plan, "plan") for each in observer.plans]
+    opened_at = plan.deadline - fleet.settings.round.deadline_s
+    assert [(each.state, each.deadline <= opened_at) for each in plans[-2:]] == [
+        ("open", True), ("finished", False),
+    ]  # fmt: skip
+    with fleet.database() as database:
+        assert database.execute("SELECT count(*) FROM partial_sums").fetchone()[0] == 0
 
 
 def test_workers_publish_receipts_on_topics_of_their_own_while_nobody_leads(
