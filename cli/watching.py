@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from coordinator.settings import CoordinatorSettings
 
 _LOOK_S: Final = 1.0
+_IN_A_LINE: Final = frozenset({"coordinator", "database", "job", "round", "trouble"})
 _TIMES: Final = frozenset({"at", "seen_at", "seen_s", "began_s", "received", "published", "health"})
 """What changes by itself, or too often to tell of."""
 
@@ -74,7 +75,7 @@ def lines_of(state: dict[str, Any], job: str | None) -> Iterator[str]:
 
 
 def _line(state: dict[str, Any], job: str | None) -> str:
-    parts = [text for name, text in _rows(state, job) if name in ("coordinator", "job", "round", "trouble")]
+    parts = [text for name, text in _rows(state, job) if name in _IN_A_LINE]
     return f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC  {printable(' '.join(parts))}"
 
 
@@ -84,7 +85,8 @@ def _rows(state: dict[str, Any], job: str | None) -> Iterator[tuple[str, str]]:
         yield "database", state["problem"]
     shown = next((each for each in state["jobs"] if each["name"] == (job or state["current"])), None)
     if shown is None:
-        yield "job", "There is no job yet. `dpagent coordinator job add FILE` adds one."
+        if not state["problem"]:
+            yield "job", "There is no job yet. `dpagent coordinator job add FILE` adds one."
     else:
         yield "job", _job(shown)
         if shown["trouble"]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 from pathlib import Path
 
 import pytest
+from commands import command_line
 from daemons import running_job
 from fleets import write_fleet
 from members import enrolled, new_authority
@@ -59,6 +61,21 @@ def test_what_cannot_be_read_yet_is_no_broken_file(
     monkeypatch.setattr(schema, "STEPS", ((part, lambda tables: None),))
     with pytest.raises(StorageError, match="It was written by a newer dpagent; install that version"):
         open_reader(place, part)
+
+
+def test_who_watches_is_told_to_wait_also_in_a_pipe(
+    settings: FleetSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said that there is no job yet, and nothing of the database."""
+    make_older(monkeypatch, settings)
+    file = settings.state_dir.parent / "fleet.yaml"
+    command = command_line("coordinator", "status", "--watch", "--config", file)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        line = watching.stdout.readline()
+        watching.terminate()
+    assert "Start the coordinator of this version first" in line
+    assert "There is no job yet" not in line
 
 
 def test_the_page_says_that_it_waits_for_the_coordinator(
