@@ -24,7 +24,9 @@ from typing import Any, Final
 from agent.child_log import Said
 from agent.child_programs import environment
 from agent.sensors import processor_s_of
-from dpagent.errors import DpagentError
+from dpagent.errors import DpagentError, said
+
+log = logging.getLogger(__name__)
 
 _ENDING_S: Final = 5.0
 
@@ -103,7 +105,13 @@ class Errand:
         self._program, self._stays = program, stays
         self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=program, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # The system has no room for one more.
+            self._connection.close()
+            self._kill()
+            self._process.wait()
+            raise ErrandError(f"the process {program} cannot be asked: {error}") from error
 
     @property
     def may_be_asked(self) -> bool:
@@ -134,53 +142,68 @@ class Errand:
             DpagentError: as the program has it; or the process ended.
         """
         try:
-            said = self.ask(question).result()
+            answer = self.ask(question).result()
         finally:
             self.end()
-        if isinstance(said, Refusal):
-            raise said.error()
-        return said.value
+        if isinstance(answer, Refusal):
+            raise answer.error()
+        return answer.value
 
     def end(self) -> None:
         """End the process, whatever it is at."""
         self._asked.put(None)
+        self._kill()
+        self._thread.join(_ENDING_S)
+
+    def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             if self._process.poll() is None:  # so that nobody else has its number
                 os.killpg(self._process.pid, signal.SIGKILL)
-        self._thread.join(_ENDING_S)
 
     def _run(self) -> None:
-        said: Answer | Refusal | None = None
-        asked = self._asked.get()
-        with contextlib.suppress(EOFError, OSError), self._connection as connection:
+        """Have each question answered: who waits for an answer would else wait for ever."""
+        asked, answer, problem = self._asked.get(), None, ""
+        with self._connection as connection:
             while asked is not None:
-                said = None
-                connection.send((logging.getLogger().getEffectiveLevel(), asked.question))
-                said = _heard(connection)
+                answer = None
+                try:
+                    answer = _heard(connection, asked.question)
+                except (EOFError, OSError):
+                    break  # It has ended; how, is below.
+                except Exception as error:  # Memory for the question, say, which has a model's weights in it.
+                    log.debug("the details", exc_info=True)
+                    problem = f"the process {self._program} cannot be asked: {said(error)}"
+                    self._kill()
+                    break
                 if not self._stays:
                     break
-                asked.answer.set_result(said)
+                asked.answer.set_result(answer)
                 asked = self._asked.get()
         # The memory is the system's again before whoever asked goes on.
         spent_s = processor_s_of(self._process.pid, with_children=False)
         code = self._process.wait()
         if asked is None:
             return
-        if said is None:
+        if answer is None:
             how = f"exit code {code}" if code >= 0 else f"signal {-code}"
             hint = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
-            said = Refusal(ErrandError, f"the process {self._program} ended: {how}{hint}", spent_s)
-        asked.answer.set_result(said)
+            problem = problem or f"the process {self._program} ended: {how}{hint}"
+            answer = Refusal(ErrandError, problem, spent_s)
+        asked.answer.set_result(answer)
 
 
-def _heard(connection: Connection) -> Answer | Refusal:
-    """What is said to a question, once the log before it is written."""
-    while True:
-        message = connection.recv()
-        if not isinstance(message, Said):
-            said: Answer | Refusal = message
-            return said
+def _heard(connection: Connection, question: object) -> Answer | Refusal:
+    """What the process answers.
+
+    Raises:
+        EOFError, OSError: it has ended.
+        Exception: the question cannot be put, or the answer not be understood.
+    """
+    connection.send((logging.getLogger().getEffectiveLevel(), question))
+    while isinstance(message := connection.recv(), Said):
         message.log()
+    answer: Answer | Refusal = message
+    return answer
 
 
 def ask(program: str, question: object) -> Any:

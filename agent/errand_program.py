@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.child_log import SaidOver
-from agent.errand import Answer, Refusal
+from agent.errand import Answer, ErrandError, Refusal
 from dpagent.errors import DpagentError, said
 
 log = logging.getLogger(__name__)
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 _ENDS_EARLY: Final = "500"
 _KNOWN: Final = ("agent.declined", "agent.limits", "dpagent.errors")
 """Where the errors are defined that the agent knows; of another, it gets the first base that is."""
+_NO_MEMORY: Final = "there is no memory for the answer on this board now"
 
 
 def answer(answered: Callable[[Any], object]) -> None:
@@ -37,12 +38,15 @@ def answer(answered: Callable[[Any], object]) -> None:
         signal.signal(number, signal.SIG_IGN)
     _end_early()
     connection = Connection(int(sys.argv[1]))
-    questions: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+    questions: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
     threading.Thread(target=_hear, args=[connection, questions], daemon=True).start()
     way, before_s = SaidOver(connection), 0.0
     logging.basicConfig(handlers=[way], format="%(message)s")
     while True:
-        level, question = questions.get()
+        if (asked := questions.get()) is None:
+            way.send(Refusal(ErrandError, _NO_MEMORY, time.process_time() - before_s))
+            continue
+        level, question = asked
         logging.getLogger().setLevel(level)
         way.send(outcome(answered, question, before_s))
         before_s = time.process_time()
@@ -62,6 +66,8 @@ def outcome(answered: Callable[[Any], object], question: Any, before_s: float = 
     except DpagentError as error:
         kind = next(each for each in type(error).__mro__ if each.__module__ in _KNOWN)
         return Refusal(kind, str(error), time.process_time() - before_s)
+    except MemoryError:  # There may be an answer when others have given some back.
+        return Refusal(ErrandError, _NO_MEMORY, time.process_time() - before_s)
     except Exception as error:
         log.debug("the details", exc_info=True)
         return Refusal(DpagentError, said(error), time.process_time() - before_s)
@@ -74,10 +80,14 @@ def _end_early() -> None:
         Path("/proc/self/oom_score_adj").write_text(_ENDS_EARLY)
 
 
-def _hear(connection: Connection, questions: queue.SimpleQueue[tuple[int, Any]]) -> None:
-    """Take what is asked; the process ends with the agent."""
-    try:
-        while True:
+def _hear(connection: Connection, questions: queue.SimpleQueue[tuple[int, Any] | None]) -> None:
+    """Take what is asked; the process ends with the agent, or where a question cannot be understood."""
+    while True:
+        try:
             questions.put(connection.recv())
-    except (EOFError, OSError):
-        os._exit(0)
+        except MemoryError:
+            questions.put(None)
+        except (EOFError, OSError):
+            os._exit(0)
+        except Exception:  # noqa: BLE001 - nobody else could end the process, and the agent would wait
+            os._exit(1)

@@ -178,8 +178,13 @@ class LatestModel:
             self._writing = None
         if self._writing is None and self._next is not None:
             question = KeepQuestion(self.file, *self._next, self._data)
-            self._writing, self._next = _Writing(question), None
-            self._writing.start()
+            self._next, writing = None, _Writing(question)
+            try:
+                writing.start()
+            except RuntimeError as error:  # The system has no room for a thread more.
+                log.error("the latest model is not kept: %s", error)
+                return
+            self._writing = writing
 
     @property
     def is_writing(self) -> bool:

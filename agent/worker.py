@@ -145,7 +145,7 @@ class Worker:
             try:
                 self._forget_cut_look()
                 self._running = _Process(self._start, self._share)
-            except (OSError, StorageError) as error:
+            except (OSError, RuntimeError, StorageError) as error:  # of a process; of a thread; of the disk
                 answer: Future[Any] = Future()
                 answer.set_exception(WorkerError(f"the training process cannot be started: {error}"))
                 return answer
@@ -246,7 +246,6 @@ class _Process:
                 env=environment() | KEPT_MEMORY,
                 process_group=0,
             )
-            self.brake = Brake(self._process.pid, share)
             self._connection = Connection(ours.detach())
         self._asked: list[Future[Any]] = []
         self._lock = threading.Lock()
@@ -260,8 +259,16 @@ class _Process:
         )
         self._questions.put(start)
         self._reader = threading.Thread(target=self._read, name="training answers", daemon=True)
-        self._reader.start()
-        threading.Thread(target=self._write, name="training questions", daemon=True).start()
+        with contextlib.ExitStack() as undone:  # The system may have no room for a thread more.
+            undone.callback(self._process.wait)
+            undone.callback(self._process.kill)
+            self.brake = Brake(self._process.pid, share)
+            undone.callback(self.brake.let_go)
+            undone.callback(self._connection.close)
+            undone.callback(self._questions.put, _NoMore())
+            threading.Thread(target=self._write, name="training questions", daemon=True).start()
+            self._reader.start()
+            undone.pop_all()
 
     @property
     def is_over(self) -> bool:
