@@ -4,7 +4,8 @@ SIGSTOP asks nothing of those who are stopped, and keeps all of them, forks too,
 on, also in the middle of a long product of a library. They go on where they were, so what they compute is the
 same. A group that is stopped ends all the same: by SIGKILL; and where the one that started it ends first,
 the kernel sends SIGHUP and SIGCONT to a group that nobody could let go on (POSIX, *orphaned process group*),
-as long as both are of one session.
+as long as both are of one session, and no ancestor of that session adopts it. Where one does, as in a
+container, :mod:`agent.leash` ends the group.
 
 **A part of the time.** The group runs for a turn, and then stands still for so long that the share is kept:
 the turn is measured, so that what it took too long is made up for. It follows from the clock alone, and not

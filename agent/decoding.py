@@ -20,13 +20,11 @@ exit code than 0, it writes the reason why the rows stay as they are to standard
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
 import resource
 import select
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -41,6 +39,7 @@ from numpy.typing import NDArray
 from agent import bounded_decoding
 from agent.bounded_decoding import ATTEMPTS, Limits, Outcome, address_space, decode_apart
 from agent.data_settings import DataSettings
+from agent.leash import end_with_pipe
 from agent.priority import end_first
 from agent.row_index import DECODED, FREE, TO_ERASE, UNUSABLE, Index
 from agent.rows import RowStore
@@ -373,24 +372,6 @@ def _limit_memory(order: Order) -> None:
     resource.setrlimit(
         resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
     )
-
-
-def end_with_pipe(descriptor: int, group: int) -> None:
-    """Let the kernel end a process group when the other end of a pipe closes, to which nothing is written.
-
-    Such a pipe sends a signal to its owner, here the group. It is the one that also ends processes that stand
-    still, as those of a look do while a round is prepared.
-
-    Args:
-        descriptor: of the end that is read from.
-        group: to be ended.
-
-    Raises:
-        OSError: there is no such group.
-    """
-    fcntl.fcntl(descriptor, fcntl.F_SETOWN, -group)
-    fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
-"""A command of the board's owner that runs beside the agent: nothing waits for it, wherever its file lies."""
+"""A command of the board's owner that runs beside the agent: nothing waits for it, wherever its file lies. It
+ends with the agent, however that ends, also while it stands still."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from typing import IO, Final
+
+from agent.leash import Leash
 
 _LAUNCHER: Final = ("/bin/sh", "-c", 'exec "$@"', "sh")
 """Python waits, its lock held, until the system has opened the file of a program that it starts: on a mount
@@ -34,13 +37,21 @@ class OwnersCommand:
     def __init__(
         self, command: Sequence[str], output: IO[bytes] | None = None, *, is_silent: bool = False
     ) -> None:
-        self._process = subprocess.Popen(
-            [*_LAUNCHER, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL if output is None else output,
-            stderr=subprocess.DEVNULL if is_silent else None,
-            process_group=0,
-        )
+        self._leash = Leash()
+        try:
+            self._process = subprocess.Popen(
+                [*_LAUNCHER, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if output is None else output,
+                stderr=subprocess.DEVNULL if is_silent else None,
+                pass_fds=[self._leash.descriptor],
+                process_group=0,
+            )
+        except BaseException:
+            self._leash.let_go()
+            raise
+        with contextlib.suppress(ProcessLookupError):  # It has ended.
+            self._leash.hold(self._process.pid)
 
     @property
     def process(self) -> int:
@@ -49,7 +60,9 @@ class OwnersCommand:
 
     def code(self) -> int | None:
         """Its exit code; None: it runs."""
-        return self._process.poll()
+        if (code := self._process.poll()) is not None:
+            self._leash.let_go()
+        return code
 
     def why_not_run(self) -> str | None:
         """Why it could not be run, by its exit code; None: it was."""
@@ -67,4 +80,4 @@ class OwnersCommand:
             os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_ENDING_S)
-        return self._process.returncode is not None
+        return self.code() is not None

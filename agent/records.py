@@ -35,7 +35,8 @@ from typing import BinaryIO, Final, TypeVar
 
 from agent.child_programs import environment
 from agent.data_settings import DataSettings
-from agent.decoding import Order, end_with_pipe, limits_of, require_address_space
+from agent.decoding import Order, limits_of, require_address_space
+from agent.leash import end_with_pipe
 from agent.row_files import COUNTS_AFTER_S
 from agent.rows import RowStore
 from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode, StorageError, said

@@ -28,6 +28,7 @@ from typing import Any, Final, Protocol
 from agent.brake import Brake
 from agent.child_log import Said
 from agent.child_programs import KEPT_MEMORY, environment
+from agent.leash import Leash
 from agent.profile import Profile
 from agent.row_files import COUNTS_AFTER_S, RowFiles
 from agent.sensors import processor_s_of
@@ -239,13 +240,17 @@ class _Process:
         with contextlib.ExitStack() as closing:
             closing.enter_context(theirs)
             closing.enter_context(ours)
+            self._leash = Leash()
+            closing.push(lambda kind, *_: self._leash.let_go() if kind else None)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", _PROGRAM, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), self._leash.descriptor],
                 env=environment() | KEPT_MEMORY,
                 process_group=0,
             )
+            with contextlib.suppress(ProcessLookupError):  # It has ended.
+                self._leash.hold(self._process.pid)
             self._connection = Connection(ours.detach())
         self._asked: list[Future[Any]] = []
         self._lock = threading.Lock()
@@ -260,6 +265,7 @@ class _Process:
         self._questions.put(start)
         self._reader = threading.Thread(target=self._read, name="training answers", daemon=True)
         with contextlib.ExitStack() as undone:  # The system may have no room for a thread more.
+            undone.callback(self._leash.let_go)
             undone.callback(self._process.wait)
             undone.callback(self._process.kill)
             self.brake = Brake(self._process.pid, share)
@@ -324,6 +330,7 @@ class _Process:
                 self._process.wait(_HANGING_UP_S)  # Its own exit code says why.
             self._process.kill()
             self._process.wait()
+            self._leash.let_go()
             with self._lock:
                 self.ended_at, self._is_over = time.monotonic(), True
                 left, self._asked = self._asked, []

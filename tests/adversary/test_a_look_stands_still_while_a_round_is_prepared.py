@@ -24,7 +24,6 @@ Power: no randomness.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -41,6 +40,7 @@ from brokers import wait_until
 from children import PATIENCE_S
 from devices import WEIGHTS, Device, Unpaused, open_device
 from fleets import make_plan, terms
+from orphans import adopted, is_reaped
 from pictures import write
 
 from agent.training_messages import Order, Prepared, Update
@@ -100,21 +100,8 @@ def test_a_look_computes_nothing_while_a_round_is_prepared(worker: Worker, tmp_p
 
 @pytest.fixture
 def adopting() -> Iterator[None]:
-    """Orphans become children of this process, which is of their session: as in a container, whose first
-    process is no system's. So no kernel ends a group of orphans that stand still."""
-    set_child_subreaper, on, off = 36, 1, 0  # of prctl(2)
-    kernel = ctypes.CDLL(None)
-    assert kernel.prctl(set_child_subreaper, on) == 0
-    yield
-    assert kernel.prctl(set_child_subreaper, off) == 0
-
-
-def is_reaped(orphan: int) -> bool:
-    """Whether an orphan that has ended is waited for; it is adopted a moment after its parent's end."""
-    try:
-        return os.waitpid(orphan, 0)[0] == orphan
-    except ChildProcessError:
-        return False
+    with adopted():
+        yield
 
 
 @pytest.mark.usefixtures("executed", "adopting")

@@ -1,0 +1,102 @@
+"""Programs that the agent has started end with it, also those that stand still, wherever it runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from brokers import wait_until
+from fleets import write_agent
+from orphans import adopted, is_reaped
+
+from agent.owners_command import OwnersCommand
+from dpagent.protocol.signing import Signer
+
+COMMAND = """
+    import time
+    from agent.owners_command import OwnersCommand
+
+    running = OwnersCommand(["/bin/sh", "-c", "sleep 600 & wait"])
+    time.sleep(0.3)
+    running.hold(is_held=True)
+    print(running.process, flush=True)
+    time.sleep(600)
+"""
+TRAINING = """
+    import sys, time
+    from pathlib import Path
+    from devices import WEIGHTS
+    from fleets import make_plan
+    from neighbours import decode_here
+    from agent.profile import load_profile
+    from agent.settings import load_agent_settings
+    from agent.training_messages import Order
+    from agent.worker import Worker
+
+    settings = load_agent_settings(Path(sys.argv[1]))
+    settings.state_dir.mkdir(exist_ok=True)
+    worker = Worker(settings, load_profile("generic-x86-64"))
+    worker.prepare(Order(make_plan(), WEIGHTS, {})).result()
+    worker.pause()
+    print(worker._running._process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def _adopting() -> Iterator[None]:
+    with adopted():
+        yield
+
+
+def state_of(process: int) -> str:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.usefixtures("executed", "_adopting")
+@pytest.mark.parametrize("program", [COMMAND, TRAINING], ids=["the owner's command", "training"])
+def test_what_stands_still_ends_with_the_agent_in_a_container_too(tmp_path: Path, program: str) -> None:
+    """Before, it stood still for ever, and a restarted agent began another beside it."""
+    config = write_agent(tmp_path, None, Signer(bytes(range(32)), "testers").public_key, engine="numpy")
+    arguments = [sys.executable, "-c", textwrap.dedent(program), str(config)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as agent:
+        assert agent.stdout is not None
+        group = int(agent.stdout.readline())
+        wait_until(lambda: state_of(group) == "T", "it stands still")
+        agent.kill()
+    try:
+        wait_until(lambda: state_of(group) == "Z", "its end")
+    finally:
+        os.killpg(group, signal.SIGKILL)
+        wait_until(lambda: is_reaped(group), "an orphan")
+        while is_reaped(-group):
+            pass
+
+
+@pytest.mark.usefixtures("executed")
+def test_what_a_command_leaves_running_goes_on_when_it_has_ended(tmp_path: Path) -> None:
+    noted = tmp_path / "noted"
+    command = OwnersCommand(["/bin/sh", "-c", f"sleep 600 & echo $! > {noted}"])
+    wait_until(lambda: command.code() == 0, "the command")
+    left = int(noted.read_text())
+    time.sleep(0.2)
+    assert state_of(left) == "S"
+    os.kill(left, signal.SIGKILL)
+
+
+def test_no_descriptor_is_left(tmp_path: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for arguments in (["/bin/true"], [str(tmp_path / "none")], ["/bin/sleep", "600"]):
+        command = OwnersCommand(arguments)
+        if "sleep" not in arguments[0]:
+            wait_until(lambda command=command: command.code() is not None, "its end")
+        assert command.end()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
