@@ -310,8 +310,11 @@ class Cycle:
             return
         self._worker.hold_look()
         so_far, plan = self._sitting_out.decision(), announced.plan
-        ask = self._questions.keeps_to_limits if is_decided else self._questions.price
-        answer = ask(plan, model)
+        if is_decided:
+            is_rehearsal = announced.why_not is not None
+            answer = self._questions.keeps_to_limits(plan, model, is_rehearsal=is_rehearsal)
+        else:
+            answer = self._questions.price(plan, model)
         announced.phase = Phase.PREPARE
         self._answers_by = self._clock.monotonic() + self._limits.maximum_training_s
         deciding = Deciding(announced, plan, model, so_far(), answer, is_decided)
@@ -322,7 +325,9 @@ class Cycle:
 
     def _take_price(self, deciding: Deciding) -> None:
         announced, verdict, decision = deciding.announced, deciding.answer.result(), deciding.decision
-        decision = decision._replace(priced_s=decision.priced_s + verdict.spent_s)
+        decision = decision._replace(
+            priced_s=decision.priced_s + verdict.spent_s, started_s=verdict.started_s
+        )
         if announced is not self._announcements.current:  # Another round has begun.
             self._sitting_out.rest(deciding.plan, decision)
             return
@@ -345,12 +350,14 @@ class Cycle:
             self._sit_out(announced, deciding.model, why_not, decision)
 
     def _go_on_or_give_up(self, deciding: Deciding, why_not: DpagentError | None) -> None:
-        """Run a charged round again, if it keeps to the device's limits, which may have changed since."""
+        """Run a charged round again, if it keeps to the device's limits, which may have changed since. One
+        that is sat out is rehearsed again, once it has waited for that answer as long."""
         announced, plan = deciding.announced, deciding.plan
         match why_not:
-            case None:
+            case _ if why_not is None or (announced.why_not and not isinstance(why_not, ErrandError)):
                 self._questions.kept_to = announced.digest
-                log.info("round %d of %d: again, under the charge it has", plan.round, plan.rounds)
+                if announced.why_not is None:
+                    log.info("round %d of %d: again, under the charge it has", plan.round, plan.rounds)
                 decision = Decision(self._clock.monotonic())
                 self._prepare(announced, (), deciding.model, decision, is_decided=True)
             case ErrandError():  # Whether it keeps to them is not known.
@@ -388,12 +395,10 @@ class Cycle:
 
     def _repeat(self, announced: Announced, model: Model) -> None:
         """Run a charged round again, or the rehearsal of one that is sat out: nothing of it has left."""
-        if announced.why_not is None:
+        if announced.why_not is None or self._sitting_out.hides(announced.plan):
             self._decide(announced, model, is_decided=True)
-        elif not self._sitting_out.hides(announced.plan):  # The device's limits have changed since.
+        else:  # The device's limits have changed since.
             self._sitting_out.give_up(announced, announced.why_not)
-        else:
-            self._prepare(announced, (), model, Decision(self._clock.monotonic()), is_decided=True)
 
     # The training process prepares the round. It has read no record either.
 
@@ -442,9 +447,9 @@ class Cycle:
         if not admitted.is_decided:
             if why_not is None:
                 self._charge(plan, admitted.charges)
-                self._questions.kept_to = announced.digest
             else:
                 self._sitting_out.begin(announced, why_not)
+            self._questions.kept_to = announced.digest
         self._sitting_out.give_up_others(plan)
         # The slots begin at a point of the grid, so that training has whole ones, whatever came before: the
         # coordinator chooses when the last chunk comes, and how long its plan takes to decide on.
@@ -463,8 +468,9 @@ class Cycle:
         began_at = admitted.decision.began_at
         prepared_at = max(self._clock.monotonic(), admitted.asked_at + _BESIDE_OTHERS * took_s)
         if admitted.announced.why_not is not None:
-            # A plan that is declined may have been slow to price; one that is run is priced once.
-            prepared_at -= admitted.asked_at - began_at
+            # A plan that is declined may have been slow to price; one that is run is priced once. But each
+            # waits until the pricing process has started.
+            prepared_at -= admitted.asked_at - began_at - admitted.decision.started_s
         number = self._publisher.slots_for(admitted.plan, longest_s)
         return self._publisher.slots(began_at, number, prepared_at=prepared_at)
 

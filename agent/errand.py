@@ -42,10 +42,12 @@ class Answer:
     Attributes:
         value: the answer.
         spent_s: processor time that it took the process, in seconds; the start counts with the first one.
+        asked_at: when the process had started, and had the question (monotonic).
     """
 
     value: Any
     spent_s: float
+    asked_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +57,13 @@ class Refusal:
     Attributes:
         kind: of the error, one that the agent knows.
         reason: in words.
-        spent_s: as of :class:`Answer`.
+        spent_s, asked_at: as of :class:`Answer`; ``asked_at`` is None if it did not come so far.
     """
 
     kind: type[DpagentError]
     reason: str
     spent_s: float
+    asked_at: float | None = None
 
     def error(self) -> DpagentError:
         """What the one who asked is to see."""

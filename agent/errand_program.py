@@ -60,17 +60,20 @@ def outcome(answered: Callable[[Any], object], question: Any, before_s: float = 
         question: to be answered.
         before_s: processor time that the process had taken before, in seconds.
     """
+    asked_at = time.monotonic()
+    kind: type[DpagentError] = DpagentError
     try:
         value = answered(question)
-        return Answer(value, time.process_time() - before_s)
+        return Answer(value, time.process_time() - before_s, asked_at)
     except DpagentError as error:
         kind = next(each for each in type(error).__mro__ if each.__module__ in _KNOWN)
-        return Refusal(kind, str(error), time.process_time() - before_s)
+        reason = str(error)
     except MemoryError:  # There may be an answer when others have given some back.
-        return Refusal(ErrandError, _NO_MEMORY, time.process_time() - before_s)
+        kind, reason = ErrandError, _NO_MEMORY
     except Exception as error:
         log.debug("the details", exc_info=True)
-        return Refusal(DpagentError, said(error), time.process_time() - before_s)
+        reason = said(error)
+    return Refusal(kind, reason, time.process_time() - before_s, asked_at)
 
 
 def _end_early() -> None:

@@ -38,8 +38,8 @@ class PriceQuestions:
         clock: the program's.
 
     Attributes:
-        kept_to: the digest of the charged round that keeps to the device's limits, as is known since the
-            start of this program.
+        kept_to: the digest of the round that is charged, or sat out, and need not be asked about again: that
+            it keeps to the device's limits, or how it is sat out, is known since this program's start.
     """
 
     def __init__(
@@ -70,14 +70,22 @@ class PriceQuestions:
 
         return self._asked(plan, model, require)
 
-    def keeps_to_limits(self, plan: Plan, model: Model) -> Future[Verdict]:
-        """Whether a charged round keeps to the device's limits, which may be others since a restart."""
+    def keeps_to_limits(self, plan: Plan, model: Model, *, is_rehearsal: bool) -> Future[Verdict]:
+        """Whether a charged round keeps to the device's limits, which may be others since a restart.
+
+        Args:
+            plan: the round's.
+            model: that it names.
+            is_rehearsal: whether the round is not charged, but sat out: nothing comes of the answer but the
+                time that it takes.
+        """
         if digest_of(plan) == self.kept_to:
             return _answered(None)
 
         def require() -> None:
-            require_receipts(plan, is_member=self._tokens.is_member)
-            self._tokens.require_there(plan)
+            if not is_rehearsal:
+                require_receipts(plan, is_member=self._tokens.is_member)
+                self._tokens.require_there(plan)
 
         return self._asked(plan, model, require, is_charged=True)
 

@@ -9,7 +9,8 @@ the agent charges what it answers before anybody reads one. A process that canno
 an answer, is a round that the device declines.
 
 A schedule that is slow to price costs that process its time, and the agent goes on meanwhile. What the last
-round costs, as long as nothing else was charged, and what the last jobs cost is remembered here.
+round costs, or why it may not run, as long as nothing else was charged, and what the last jobs cost is
+remembered here.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
 from agent.charges import Charge, Record, digest_of
+from agent.declined import TooLate
 from agent.errand import Answer, Errand, ErrandError, Refusal, ask
 from agent.pricing_messages import JobPrice, Priced, PriceQuestion, ReplayQuestion
 from dpagent.errors import DpagentError, LedgerError
@@ -35,11 +37,13 @@ class Verdict(NamedTuple):
         charges: to be made before a record is read, of no time yet; none if there is a reason why not.
         why_not: why the round may not run, or None.
         spent_s: processor time that the answer took elsewhere, in seconds.
+        started_s: that it took by the clock until the process had started, and had the question.
     """
 
     charges: tuple[Charge, ...]
     why_not: DpagentError | None = None
     spent_s: float = 0.0
+    started_s: float = 0.0
 
 
 class Prices(Protocol):
@@ -70,8 +74,9 @@ class Pricing:
         self._awaited: Future[Answer | Refusal] | None = None
         self._stays_s, self._asked_at = stays_s, 0.0
         self._known: Mapping[str, JobPrice] = {}
-        self._last: tuple[tuple[bytes, int, bool], tuple[Charge, ...]] | None = None
-        """The last answer, and for which plan and how many charges it holds."""
+        self._last: tuple[tuple[bytes, int, bool], Verdict] | None = None
+        """For which plan and how many charges the last answer holds, whether the round may run or not; and
+        the answer, which takes no time from then on."""
 
     def ask(self, question: PriceQuestion) -> Future[Verdict]:
         """As of :class:`Prices`."""
@@ -80,8 +85,9 @@ class Pricing:
         verdict: Future[Verdict] = Future()
         key = digest_of(question.plan), question.books.number_of_charges, question.is_charged
         if self._last is not None and self._last[0] == key:
-            verdict.set_result(Verdict(self._last[1]))
+            verdict.set_result(self._last[1])
             return verdict
+        self._asked_at = began_at = time.monotonic()
         try:
             if self._errand is None or not self._stays_s or not self._errand.may_be_asked:
                 self.end()
@@ -92,11 +98,14 @@ class Pricing:
 
         def take(answer: Future[Answer | Refusal]) -> None:
             said = answer.result()
+            found = verdict_of(said)
             if isinstance(said, Answer):
-                self._known, self._last = said.value.known, (key, said.value.charges)
-            verdict.set_result(verdict_of(said))
+                self._known = said.value.known
+            if not isinstance(found.why_not, ErrandError | TooLate):
+                self._last = key, found._replace(spent_s=0.0)
+            started_s = 0.0 if said.asked_at is None else said.asked_at - began_at
+            verdict.set_result(found._replace(started_s=started_s))
 
-        self._asked_at = time.monotonic()
         self._awaited = self._errand.ask(replace(question, known=self._known))
         self._awaited.add_done_callback(take)
         return verdict

@@ -39,18 +39,20 @@ it. Not where dummies leave as an update would; see also :meth:`SittingOut.rest`
 class Decision(NamedTuple):
     """What it took to decide on a round that was not charged. Public: it has read no record.
 
-    It counts processor time alone: a look at the data may want the same core meanwhile, and what that adds by
-    the clock is a matter of records.
+    The rest after it counts processor time alone: other programs may want the same core meanwhile.
 
     Attributes:
         began_at: monotonic seconds.
         priced_s: processor time of the price, in seconds.
         prepared_s: processor time of the training process and its forks, in seconds.
+        started_s: for which it waited, by the clock, until the pricing process had started: whatever that
+            answers, so also where the device takes part.
     """
 
     began_at: float
     priced_s: float = 0.0
     prepared_s: float = 0.0
+    started_s: float = 0.0
 
 
 class SittingOut:
@@ -219,7 +221,7 @@ class SittingOut:
             plan: that was decided on.
             decision: that it took.
         """
-        began_at, priced_s, prepared_s = decision
+        began_at, priced_s, prepared_s, _ = decision
         if self.hides(plan):
             begins_at, _, sought_from = self._publisher.slots(began_at + (1 + _REST) * prepared_s)
             self._announcements.wait_until(begins_at, sought_from + self._publisher.period_s)

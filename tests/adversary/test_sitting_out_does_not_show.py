@@ -19,13 +19,15 @@ Outcome: nothing tells the two apart. What stays: the broker sees that *some* de
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import Broker, wait_until
+from brokers import PATIENCE_S, Broker, wait_until
 from clocks import MovableClock
 from daemons import agent_thread, attentive_daemons, coordinator_thread
 from devices import PERIOD_S, Device, Mortal, Slow, open_device
@@ -34,6 +36,9 @@ from observers import Observer
 from scipy import stats
 from test_time_tells_no_training import OTHER_JOB, SLOT_S, plan
 from watched_fleets import WatchedFleet, charges
+
+from agent.pricing import Pricing, Verdict
+from agent.pricing_messages import PriceQuestion
 
 ROUNDS, LEVEL = 2, 1e-6
 TIMES = {"compute_slot_s": 0.5, "jitter_window_s": 0.5, "deadline_s": 10.0}
@@ -151,6 +156,68 @@ def times_of(
                 device.cycle.advance()
             found += [time - came_at for time in due_times(device)]
         return found
+
+
+class SlowToStart:
+    """Prices of a board on which programs take so long to start; the work of a price is beside that.
+
+    Args:
+        device: whose prices they become.
+        seconds: until a process has started.
+    """
+
+    def __init__(self, device: Device, seconds: float) -> None:
+        self._device, self._seconds = device, seconds
+        self._pricing = Pricing()
+        device.cycle._questions._prices = self
+
+    def ask(self, question: PriceQuestion) -> Future[Verdict]:
+        began_at = time.monotonic()
+        verdict = self._pricing.ask(question).result(PATIENCE_S)
+        if verdict.spent_s:  # It was not known from before.
+            assert 0 < verdict.started_s < time.monotonic() - began_at
+            self._device.clock.advance(self._seconds)
+            verdict = verdict._replace(started_s=self._seconds, spent_s=0.0)
+        answer: Future[Verdict] = Future()
+        answer.set_result(verdict)
+        return answer
+
+    def end(self) -> None:
+        self._pricing.end()
+
+
+def slots_begin(directory: Path, starting_s: float, longest_s: float, **limits: Any) -> list[float]:
+    """When the slots of two rounds begin, from the time of each plan, and those of the second one again, from
+    when it comes after a power cut."""
+    found = []
+    for numbers in ((1, 2), (2,)):
+        with open_device(directory, limits={"dummy_traffic": True, **limits}) as device:
+            device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
+            device.worker.longest_s = longest_s
+            SlowToStart(device, starting_s)
+            device.give()
+            for number in numbers:
+                came_at = device.clock.monotonic()
+                device.take_plan(plan(round=number, mechanism={"noise_multipliers": [40.0] * 2}))
+                until = came_at + (20 if number < max(numbers) or numbers == (2,) else 2) * SLOT_S
+                while device.clock.monotonic() < until:
+                    device.clock.advance(PERIOD_S / 4)
+                    device.cycle.advance()
+                found.append(device.announcements._slots.begins_at - came_at)
+    return found
+
+
+@pytest.mark.parametrize("starting", [0.2, 2.6], ids=["soon", "late"])
+def test_how_long_the_pricing_process_takes_to_start_does_not_tell_who_takes_part(
+    tmp_path: Path, starting: float
+) -> None:
+    """Before, a device that took part waited for it in each round, and after a power cut, and one that sat
+    out began by so much sooner: on a board where programs start in seconds, by a period of its grid or more.
+    """
+    longest_s = 3.5 * SLOT_S
+    takes_part = slots_begin(tmp_path / "a", starting * PERIOD_S, longest_s)
+    sits_out = slots_begin(tmp_path / "b", starting * PERIOD_S, longest_s, **SITS_OUT)
+    assert sits_out == pytest.approx(takes_part, abs=1e-9)
 
 
 def due_times(device: Device) -> list[float]:
