@@ -38,11 +38,12 @@ import hostile_files as hostile
 import pytest
 from brokers import wait_until
 from children import PATIENCE_S
-from devices import WEIGHTS, Device, Unpaused, open_device
+from devices import SLOT_S, WEIGHTS, Device, Unpaused, open_device
 from fleets import make_plan, terms
 from orphans import adopted, is_reaped
 from pictures import write
 
+from agent.rounds import RoundState
 from agent.training_messages import Order, Prepared, Update
 from agent.worker import Worker
 
@@ -186,6 +187,29 @@ def test_it_stands_still_from_the_decision_on_until_the_update_is_taken(
         assert bool(device.declined()) is is_declined
         usual = ["hold", "prepare", "update", "resume", "look"]
         assert asked.asked == (["hold", "resume"] if is_declined else usual)
+
+
+def test_each_round_leaves_a_look_a_quarter_of_its_last_slot(tmp_path: Path) -> None:
+    """A coordinator whose rounds follow close on each other keeps new records out for long, and not for ever:
+    whatever the rounds are, a look computes at the end of the slots of each."""
+    with open_device(tmp_path) as device:
+        asked, times = Asked(device), list[float]()
+        device.worker.longest_s = 3.5 * SLOT_S
+        device.give()
+        for number in range(1, 6):
+            plan = make_plan(round=number, jitter_window_s=0.5, mechanism={"noise_multipliers": [40.0] * 5})
+            device.take_plan(plan)
+            while device.state.round(plan.job.hex(), number).state is not RoundState.SPOOLED:  # type: ignore[union-attr]
+                device.clock.advance(SLOT_S / 100)
+                was_held = asked.is_held
+                device.cycle.advance()
+                if asked.is_held is not was_held:
+                    times.append(device.clock.monotonic())
+        assert len(times) == 10
+        held = [end - begin for begin, end in zip(times[::2], times[1::2], strict=True)]
+        free = [begin - end for begin, end in zip(times[2::2], times[1::2], strict=False)]
+        assert min(held) > 3 * SLOT_S
+        assert min(free) > SLOT_S / 5
 
 
 DECODER = """
