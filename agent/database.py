@@ -71,7 +71,8 @@ class StateDatabase:
     Args:
         files: The directory and the second head.
         room: Taken on the disk, so that what is written later needs no more; None: as it comes.
-        check: Of the ledger's entries; by default in a process that ends, so that this one needs no numpy.
+        check: Of the ledger's entries when it is opened; by default in a process that ends, so that this one
+            needs no numpy.
 
     Raises:
         StateInUseError: Another program uses it.
@@ -82,7 +83,6 @@ class StateDatabase:
     def __init__(
         self, files: LedgerFiles, room: LedgerRoom | None = None, *, check: Check = replay_apart
     ) -> None:
-        self._check = check
         self._directory = StateDirectory(files.state_dir)
         self._room: TakenRoom | None = None
         self.files, self.file = files, files.database
@@ -112,7 +112,7 @@ class StateDatabase:
                 require_whole(self.connection, self.file)
                 if room is not None:
                     self._room = TakenRoom(self.file, self.connection, room)
-                self.ledger = Ledger(self.connection, self._check)
+                self.ledger = Ledger(self.connection, check)
                 self.spool = Spool(self.connection)
                 self.probes = Probes(self.connection)
                 self.rounds = Rounds(self.connection)
@@ -197,8 +197,9 @@ class StateDatabase:
             with self.written():
                 yield
         except BaseException:
-            # The transaction was rolled back: read the ledger from disk again.
-            self.ledger = Ledger(self.connection, self._check)
+            # The transaction was rolled back: read the ledger from disk again. Its prices were checked when
+            # it was opened, and a process that cannot be started now must not take this error's place.
+            self.ledger = Ledger(self.connection, lambda records: None)
             raise
         faults.reached(FaultPoint.AGENT_CHARGED)
         self.save_heads()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,12 +18,14 @@ import pytest
 from brokers import wait_until
 from fleets import make_plan, records, terms
 from ledgers import (
+    BUDGET,
     DATA,
     DATASET,
     charge_and_spool,
     charge_for,
     charge_rounds,
     entries,
+    files_of,
     fragments,
     open_state,
 )
@@ -197,6 +201,22 @@ def test_a_full_disk_while_charging_leaves_no_charge(path: Path, state: AgentSta
     state.connection.execute("PRAGMA max_page_count=1000000")
     state.charge([charge], 0.0)
     assert verify(path).charges == 2
+
+
+@pytest.mark.usefixtures("executed")
+def test_a_full_disk_is_what_is_said_also_where_no_process_can_be_started(
+    path: Path, state: AgentState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, prices were checked again in a process, whose error took the place of the disk's."""
+    state.close()
+    with closing(AgentState(files_of(path), {DATASET: BUDGET})) as opened:
+        charge = replace(charge_for(make_plan(), DATA, opened.ledger), charged_at="x" * 100_000)
+        pages = opened.connection.execute("PRAGMA page_count").fetchone()[0]
+        opened.connection.execute(f"PRAGMA max_page_count={pages}")
+        monkeypatch.setattr(sys, "executable", "/none")
+        with pytest.raises(StorageError, match="disk is full"):
+            opened.charge([charge], 0.0)
+        assert len(opened.ledger.digests) == 1, "the budget"
 
 
 def test_a_head_that_cannot_be_written_does_not_unsettle_the_ledger(path: Path, state: AgentState) -> None:
