@@ -274,6 +274,7 @@ class Cycle:
         are not to be made in one that has worked. It has read no record."""
         self._at_work, announced = None, admitted.announced
         if isinstance(admitted, Deciding):
+            self._note_priced(admitted)
             self._questions.end()
         else:
             self.rest()
@@ -323,7 +324,12 @@ class Cycle:
         else:
             self._at_work = deciding
 
+    def _note_priced(self, deciding: Deciding) -> None:
+        """The training process was not idle for a look that stood still meanwhile."""
+        self._worked_at += self._clock.monotonic() - deciding.decision.began_at
+
     def _take_price(self, deciding: Deciding) -> None:
+        self._note_priced(deciding)
         announced, verdict, decision = deciding.announced, deciding.answer.result(), deciding.decision
         decision = decision._replace(
             priced_s=decision.priced_s + verdict.spent_s, started_s=verdict.started_s
