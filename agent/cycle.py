@@ -197,7 +197,8 @@ class Cycle:
             self._repeat(announced, model)
 
     def _end_unanswered(self, at_work: Deciding | Admitted | InTraining) -> None:
-        """End a process that does not answer; with that, it has."""
+        """End a process that does not answer; with that, it has, or once the system lets go of it."""
+        self._answers_by = math.inf
         if isinstance(at_work, Deciding):
             log.error("the pricing process does not answer, and is ended")
             self._questions.end()

@@ -21,6 +21,7 @@ from ledgers import AT, DATA, DATASET, LIMITS, charge_and_spool, charge_for, fra
 from agent.admission import JobPrices, admit
 from agent.charges import Charge
 from agent.declined import Declined, OverBudget, TooLate
+from agent.errand import ErrandError
 from agent.ledger import read_entries
 from agent.limits import BeyondLimitError
 from agent.opening_program import form_of
@@ -303,3 +304,21 @@ def test_the_training_process_is_not_ended_for_the_time_that_prices_took(device:
         device.clock.advance(10.0)
     assert ended
     assert ended[0] >= spooled_at + idle_s + priced_s - 10.0
+
+
+def test_a_process_that_cannot_be_ended_is_ended_once(
+    device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may hang in the system. Before, the log had a line each time that the agent looked."""
+    prices = Asked(device)
+    device.take_plan(make_plan())
+    device.give()
+    device.cycle.advance()
+    for _ in range(10):
+        device.clock.advance(3_600.0)
+        device.cycle.advance()
+    assert prices.ended == 1
+    assert caplog.text.count("does not answer") == 1
+    prices.answer.set_result(Verdict((), ErrandError("it ended")))
+    device.cycle.advance()
+    assert device.cycle._at_work is None
