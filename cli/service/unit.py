@@ -119,6 +119,8 @@ class Service:
             "",
             "# What it may take.",
             f"MemoryMax={f'{_MEMORY_PERCENT}%' if self.memory_mib is None else f'{self.memory_mib}M'}",
+            "# A process that ends for want of memory ends alone: the program goes on, and says so.",
+            "OOMPolicy=continue",
             "TasksMax=64",
             "LimitNOFILE=4096",
             "CPUWeight=20",

@@ -132,6 +132,7 @@ def test_a_package_has_services_without_a_fleet_that_are_as_well_confined(
         unit.write_text(text)
         assert "None" not in text
         assert "MemoryMax=60%" in text
+        assert "\nOOMPolicy=continue\n" in text, "one large picture would end the agent, by systemd's default"
         assert re.search(r"^ConditionPathExists=/etc/dpagent/\w+\.yaml$", text, re.MULTILINE)
         assert "error" not in analyze("verify", unit).lower()
         rated = analyze("security", "--offline=yes", "--no-pager", unit)
