@@ -75,6 +75,7 @@ class Records:
     Attributes:
         dataset: the records as last adopted. Reading it never fails.
         counts_after_s: what a look found counts so long after its beginning (:mod:`agent.decoding`).
+        look_group: the process group of the last look that has begun; None: there was none.
 
     Raises:
         ConfigurationError: Something is not declared.
@@ -85,6 +86,7 @@ class Records:
     def __init__(self, settings: DataSettings, state_dir: Path, *, decoded: bool = False) -> None:
         self._settings, self._state_dir = settings, state_dir
         self.counts_after_s = COUNTS_AFTER_S
+        self.look_group: int | None = None
         self._store = RowStore(state_dir, settings)
         self._unreadable: set[str] = set()
         self._said: dict[str, set[str]] = {}
@@ -152,6 +154,7 @@ class Records:
             return
         try:
             self._look = _Look(Order(self._settings, self._state_dir, at_once=False))
+            self.look_group = self._look.group
         except OSError as error:
             log.error("the data cannot be looked at again: %s", error)
         self._looked_at, self._held_s = time.monotonic(), 0.0
@@ -248,6 +251,7 @@ class _Look:
     """A process that decodes what is new, and ends with this object.
 
     Attributes:
+        group: the id of its process group.
         kill: ends it.
 
     Raises:
@@ -276,6 +280,7 @@ class _Look:
             # Here, too: it may be let stand still before it has come so far, and this process end then.
             with contextlib.suppress(ProcessLookupError):
                 end_with_pipe(theirs, self._process.pid)
+        self.group = self._process.pid
         self.kill = weakref.finalize(self, _end, self._process, self._pipe)
 
     def goes_on(self) -> bool:

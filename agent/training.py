@@ -284,6 +284,11 @@ class Trainer:
         if self._has_read:
             self.records.look()
 
+    @property
+    def look_group(self) -> int | None:
+        """The process group of the last look that has begun; None: there was none."""
+        return self.records.look_group if self._has_read else None
+
     def hold_look(self, *, is_held: bool) -> None:
         """Let a look at the data stand still, if one goes on, or go on. Raises nothing."""
         if self._has_read:

@@ -81,7 +81,13 @@ class Update(NamedTuple):
 
 
 class Look(NamedTuple):
-    """The question to look at the data; the answer to it, once that has begun."""
+    """The question to look at the data; the answer to it, once that has begun.
+
+    Attributes:
+        group: the id of its process group, of the last one that has begun; None: there was none.
+    """
+
+    group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

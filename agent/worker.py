@@ -29,6 +29,7 @@ from agent.brake import Brake
 from agent.child_log import Said
 from agent.child_programs import KEPT_MEMORY, environment
 from agent.leash import Leash
+from agent.orphans import Orphans
 from agent.profile import Profile
 from agent.row_files import COUNTS_AFTER_S, RowFiles
 from agent.sensors import processor_s_of
@@ -138,9 +139,13 @@ class Worker:
         self._held_since: float | None = None
         """Since when a look stands still (monotonic)."""
         self._running: _Process | None = None
+        self._look_group: int | None = None
+        """Of the last look of the process that runs."""
+        self._orphans = Orphans()
 
     def prepare(self, order: Order) -> Future[Prepared]:
         """As of :class:`Trains`. Starts the process if there is none."""
+        self._orphans.wait()
         if self._running is None or self._running.is_over:
             self.end()
             try:
@@ -202,6 +207,7 @@ class Worker:
     def _note_look(self, answer: Future[Look]) -> None:
         if not answer.exception():
             self._counts_at = time.monotonic() + COUNTS_AFTER_S
+            self._look_group = answer.result().group
 
     def end(self) -> None:
         """As of :class:`Trains`; the process is killed, and a look with it."""
@@ -209,7 +215,11 @@ class Worker:
             self._running.kill()
             self._end_hold()
             self._look_is_cut |= self._running.ended_at < self._counts_at
-            self._running = None
+            if self._running.is_over:
+                self._orphans.add(self._running.group)
+            if self._look_group is not None:
+                self._orphans.add(self._look_group)
+            self._running = self._look_group = None
 
     def _forget_cut_look(self) -> None:
         """A look that is cut short has found nothing, whether it was done or not: how far it had come depends
@@ -295,6 +305,11 @@ class _Process:
             self._asked.append(answer)
             self._questions.put(question)
         return answer
+
+    @property
+    def group(self) -> int:
+        """The id of its process group."""
+        return self._process.pid
 
     def kill(self) -> None:
         """End it and its forks, whatever they are at."""

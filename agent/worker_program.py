@@ -75,7 +75,7 @@ def serve(connection: Connection) -> None:
             trainer = trainer or Trainer(start.settings)
             if isinstance(question, Look):
                 _look(trainer)
-                answers.send(question)
+                answers.send(Look(trainer.look_group))
             elif isinstance(question, LookHeld):
                 trainer.hold_look(is_held=question.is_held)
                 answers.send(question)
