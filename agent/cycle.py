@@ -360,20 +360,19 @@ class Cycle:
         """Run a charged round again, if it keeps to the device's limits, which may have changed since. One
         that is sat out is rehearsed again, once it has waited for that answer as long."""
         announced, plan = deciding.announced, deciding.plan
-        match why_not:
-            case _ if why_not is None or (announced.why_not and not isinstance(why_not, ErrandError)):
-                self._questions.kept_to = announced.digest
-                if announced.why_not is None:
-                    log.info("round %d of %d: again, under the charge it has", plan.round, plan.rounds)
-                decision = Decision(self._clock.monotonic())
-                self._prepare(announced, (), deciding.model, decision, is_decided=True)
-            case ErrandError():  # Whether it keeps to them is not known.
-                job = plan.job.hex()[:8]
-                log.error("round %d of job %s is not begun again yet; trying again", plan.round, job)
-                log.error("why round %d is not begun again: %s", plan.round, why_not, extra=PRIVATE)
-                announced.begins_at = self._clock.monotonic() + _RETRY_S
-            case _:
+        if isinstance(why_not, ErrandError):  # Whether it keeps to them is not known.
+            job = plan.job.hex()[:8]
+            log.error("round %d of job %s is not begun again yet; trying again", plan.round, job)
+            log.error("why round %d is not begun again: %s", plan.round, why_not, extra=PRIVATE)
+            announced.begins_at = self._clock.monotonic() + _RETRY_S
+            return
+        if announced.why_not is None:
+            if why_not is not None:
                 self._sitting_out.give_up(announced, str(why_not))
+                return
+            log.info("round %d of %d: again, under the charge it has", plan.round, plan.rounds)
+        self._questions.kept_to = announced.digest
+        self._prepare(announced, (), deciding.model, Decision(self._clock.monotonic()), is_decided=True)
 
     def _refuse_model(self, announced: Announced, reason: str) -> None:
         """Sit out a round whose model is not fetched."""
