@@ -185,6 +185,9 @@ class SlowToStart:
     def end(self) -> None:
         self._pricing.end()
 
+    def tend(self) -> None:
+        pass
+
 
 def slots_begin(directory: Path, starting_s: float, longest_s: float, **limits: Any) -> list[float]:
     """When the slots of two rounds begin, from the time of each plan, and those of the second one again, from
