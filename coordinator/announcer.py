@@ -69,10 +69,14 @@ class Announcer:
             topic = self._topics.model_chunk(chunk.index)
             self._session.publish(topic, self._signer.sign(chunk, "model"), retain=True)
         faults.reached(FaultPoint.COORDINATOR_MODEL_PUBLISHED)
+        return self._publish_plan(plan) is not None
+
+    def _publish_plan(self, plan: Plan) -> int | None:
+        """Publish the plan of an open round, retained; return the message's handle."""
         message = self._signer.sign(plan, "plan")
-        is_out = self._session.publish(self._topics.plan, message, retain=True) is not None
+        handle = self._session.publish(self._topics.plan, message, retain=True)
         faults.reached(FaultPoint.COORDINATOR_PLAN_PUBLISHED)
-        return is_out
+        return handle
 
     def _publish_assets(self, assets: Mapping[str, bytes]) -> None:
         for role, data in assets.items():
@@ -133,9 +137,7 @@ class Announcer:
             self._end_of_round = _Awaited()
             return True
         if self._end_of_round.handle is None and self._session.connected:
-            message = self._signer.sign(plan, "plan")
-            self._end_of_round.handle = self._session.publish(self._topics.plan, message, retain=True)
-            faults.reached(FaultPoint.COORDINATOR_PLAN_PUBLISHED)
+            self._end_of_round.handle = self._publish_plan(plan)
         return False
 
     def say_goodbye(self, plan: Plan, assets: Mapping[str, bytes]) -> bool:

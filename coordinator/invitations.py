@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.database.interface import Database
+from coordinator.database.opening import is_there, open_reader
+from coordinator.database.schema import Part
+from coordinator.database.settings import StorePlace
 from dpagent.protocol.enrolment import hash_of, name_of
 
 
@@ -90,3 +93,18 @@ class Invitations:
         return self._database.execute(
             "UPDATE invitations SET expires_at = ? WHERE used < uses AND expires_at > ?", (at, at)
         ).rowcount
+
+
+def has_invited(place: StorePlace) -> bool:
+    """Whether boards enrol in a fleet: one has been invited.
+
+    Args:
+        place: of the members.
+
+    Raises:
+        StorageError, ConfigurationError: That cannot be told.
+    """
+    if not is_there(place, Part.MEMBERS):
+        return False
+    with open_reader(place, Part.MEMBERS) as reader, reader.errors():
+        return reader.execute("SELECT 1 FROM invitations LIMIT 1").fetchone() is not None

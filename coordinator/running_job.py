@@ -13,6 +13,7 @@ from coordinator.columns import promised_by
 from coordinator.cycle import Cycle
 from coordinator.database.interface import Database
 from coordinator.intake import Intake
+from coordinator.invitations import has_invited
 from coordinator.job import Job
 from coordinator.keys import load_ask_opener, load_opener
 from coordinator.models import ModelFiles
@@ -188,11 +189,11 @@ def _require_linkability(settings: FleetSettings, source: str) -> None:
     Raises:
         ConfigurationError: They do not say.
     """
-    if "linkability" not in settings.model_fields_set and settings.members_dir.is_dir():
+    if "linkability" not in settings.model_fields_set and has_invited(settings.members_place):
         raise ConfigurationError(
-            f"{source}: linkability is not set, and boards of this fleet enrol ({settings.members_dir}); "
-            "expected fragment (only their fragments count, and nobody can tell whose they are), round (only "
-            "theirs, and those of a round are seen to belong together) or none (anybody's)."
+            f"{source}: linkability is not set, and boards enrol in this fleet; expected fragment (only "
+            "their fragments count, and nobody can tell whose they are), round (only theirs, and those of a "
+            "round are seen to belong together) or none (anybody's)."
         )
 
 

@@ -195,15 +195,19 @@ def test_a_job_without_tokens_is_told_to_who_adds_it_and_to_the_auditor(
     assert "ε = 4.000 at most for each record, trusts none" in line
 
 
-def test_a_fleet_with_boards_takes_no_job_that_does_not_say_whose_fragments_count(
-    exported: Path, tmp_path: Path
-) -> None:
-    fleet = write_fleet(tmp_path, None)
-    for words in (("job", "add", write_job(tmp_path / "job.yaml")), ("run",)):
-        refused = dpagent("coordinator", *words, "--config", fleet)
-        assert refused.returncode == ExitCode.CONFIGURATION, refused.stderr
-        assert "linkability is not set, and boards of this fleet enrol" in refused.stderr
-    assert "There is no job yet" in dpagent("coordinator", "job", "list", "--config", fleet).stdout
+def test_where_boards_enrol_a_job_has_to_say_whose_fragments_count(tmp_path: Path) -> None:
+    """By a default, the next job of a fleet of members would count anybody's, without a word."""
+    fleet = write_fleet(tmp_path, None, enrolment={"address": "127.0.0.1:1"}, linkability="none")
+    job = write_job(tmp_path / "job.yaml")
+    assert dpagent("coordinator", "ca", "init", "--config", fleet).returncode == 0
+    added = dpagent("coordinator", "job", "add", job, "--name", "before", "--config", fleet)
+    assert added.returncode == 0, added.stderr
+    assert dpagent("coordinator", "invite", "--config", fleet).returncode == 0
+    refused = dpagent("coordinator", "job", "add", job, "--config", fleet)
+    assert refused.returncode == ExitCode.CONFIGURATION
+    assert f"{job}: linkability is not set, and boards enrol in this fleet" in refused.stderr
+    said = ("--set", "linkability=fragment")
+    assert dpagent("coordinator", "job", "add", job, *said, "--config", fleet).returncode == 0
 
 
 def test_whatever_is_changed_in_an_export_is_found_even_if_it_is_signed_anew(

@@ -7,7 +7,9 @@ import sys
 
 
 def test_the_agent_carries_only_what_it_runs() -> None:
-    program = "import sys, agent.daemon; print(*sorted(m for m in sys.modules if 'dpagent.privacy.' in m))"
+    program = (
+        "import sys, agent.pricing_program; print(*sorted(m for m in sys.modules if 'dpagent.privacy.' in m))"
+    )
     loaded = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout.split()
