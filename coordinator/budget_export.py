@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from coordinator.columns import promised_by
-from coordinator.database.opening import is_there, open_reader
+from coordinator.database.opening import finds, is_there
 from coordinator.database.schema import Part
 from coordinator.database.settings import StorePlace
 from coordinator.devices import Device, Devices
@@ -84,10 +84,7 @@ def has_devices(place: StorePlace) -> bool:
     Raises:
         StorageError, ConfigurationError: That cannot be told.
     """
-    if not is_there(place, Part.MEMBERS):
-        return False
-    with open_reader(place, Part.MEMBERS) as reader, reader.errors():
-        return reader.execute("SELECT 1 FROM devices LIMIT 1").fetchone() is not None
+    return finds(place, Part.MEMBERS, "SELECT 1 FROM devices LIMIT 1")
 
 
 def without_tokens(place: StorePlace) -> list[QueuedJob]:

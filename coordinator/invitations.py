@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.database.interface import Database
-from coordinator.database.opening import is_there, open_reader
+from coordinator.database.opening import finds
 from coordinator.database.schema import Part
 from coordinator.database.settings import StorePlace
 from dpagent.protocol.enrolment import hash_of, name_of
@@ -104,7 +104,4 @@ def has_invited(place: StorePlace) -> bool:
     Raises:
         StorageError, ConfigurationError: That cannot be told.
     """
-    if not is_there(place, Part.MEMBERS):
-        return False
-    with open_reader(place, Part.MEMBERS) as reader, reader.errors():
-        return reader.execute("SELECT 1 FROM invitations LIMIT 1").fetchone() is not None
+    return finds(place, Part.MEMBERS, "SELECT 1 FROM invitations LIMIT 1")

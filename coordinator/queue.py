@@ -303,16 +303,11 @@ class Queue:
         Raises:
             ConfigurationError, UsageError: There is no such job, or it is over.
         """
-
-        def require(each: QueuedJob) -> None:
-            each.require_going_on()
-            require_possible(each)
-
-        return self._change(
+        return self._set(
             name,
-            require,
+            require_possible,
             "UPDATE jobs SET deadline_s = ? WHERE number = ?",
-            lambda each: (deadline_s, each.number),
+            deadline_s,
             (Kind.DEADLINE, f"{deadline_s:g} s a round"),
         )
 
@@ -329,18 +324,25 @@ class Queue:
         Raises:
             ConfigurationError, UsageError: There is no such job, or it is over.
         """
+        return self._set(
+            name,
+            require_possible,
+            "UPDATE jobs SET minimum_devices = ? WHERE number = ?",
+            devices,
+            (Kind.MINIMUM, f"{counted(devices, 'board')} a round"),
+        )
+
+    def _set(
+        self, name: str, require_possible: Callable[[QueuedJob], object], statement: str, value: float,
+        order: tuple[Kind, str],
+    ) -> QueuedJob:  # fmt: skip
+        """Change what an operator may give all rounds of a job that is not over."""
 
         def require(each: QueuedJob) -> None:
             each.require_going_on()
             require_possible(each)
 
-        return self._change(
-            name,
-            require,
-            "UPDATE jobs SET minimum_devices = ? WHERE number = ?",
-            lambda each: (devices, each.number),
-            (Kind.MINIMUM, f"{counted(devices, 'board')} a round"),
-        )
+        return self._change(name, require, statement, lambda each: (value, each.number), order)
 
     def cancel(self, name: str, now: float, *, sends_model: bool) -> QueuedJob:
         """Cancel a job: at once if no device has heard of it, and else when the daemon has told the devices.

@@ -105,6 +105,23 @@ def open_reader(place: StorePlace, part: Part = Part.ROUNDS) -> Reader:
     return PostgresqlReader(place)
 
 
+def finds(place: StorePlace, part: Part, query: str) -> bool:
+    """Whether a query finds a row; not where there are no tables yet.
+
+    Args:
+        place: the directory that the tables are in, or PostgreSQL.
+        part: which.
+        query: in SQL, without parameters.
+
+    Raises:
+        StorageError, DatabaseAwayError, ConfigurationError: That cannot be told.
+    """
+    if not is_there(place, part):
+        return False
+    with open_reader(place, part) as reader, reader.errors():
+        return reader.execute(query).fetchone() is not None
+
+
 def is_there(place: StorePlace, part: Part = Part.ROUNDS) -> bool:
     """Whether there are tables already.
 
