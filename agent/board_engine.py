@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import logging
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
+
+import numpy as np
 
 from agent.engine_file import EngineFile, KeptChoice
 from agent.marked_log import PRIVATE
 from agent.training_messages import UsedProcessError
 from agent.training_settings import TrainingSettings
 from dpagent.errors import ParameterError, StorageError, require_count
+from dpagent.extras import ONNX_RUNTIME
 from dpagent.learning.training.bounds import MAX_PROCESSES
 from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.engine_choice import (
@@ -133,14 +136,15 @@ def _purpose(bench: Bench) -> str:
         bench.groups,
         bench.norm,
     )
-    return hashlib.sha256(repr((what, *map(_version, ("numpy", "onnxruntime")))).encode()).hexdigest()
+    return hashlib.sha256(repr((what, np.__version__, _version_of_onnx_runtime())).encode()).hexdigest()
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
+def _version_of_onnx_runtime() -> str:
+    if importlib.util.find_spec(ONNX_RUNTIME) is None:
         return "absent"
+    from importlib.metadata import version  # 1.5 MiB
+
+    return version(ONNX_RUNTIME)
 
 
 def _choice_kept(file: EngineFile, purpose: str) -> tuple[EngineKind, int] | None:

@@ -70,9 +70,6 @@ _BESIDE_OTHERS: Final = 2.0
 """A preparation counts as one that takes so many times its processor time, where other programs want the same
 cores for no longer than that. A look at the data is none of them: it stands still from the decision on until
 the update is taken."""
-_IDLE_S: Final = 1_200.0
-"""The training process is ended when it has had nothing to do for so long: longer than what a look at the
-data found takes to count (:mod:`agent.decoding`), since a look ends with the process that began it."""
 
 
 class Cycle:
@@ -91,6 +88,7 @@ class Cycle:
         governor: says when the board may train.
         meter: measures the energy of rounds.
         clock: the program's.
+        stays_s: how long the training process stays when it has nothing to do, in seconds.
     """
 
     def __init__(
@@ -108,9 +106,10 @@ class Cycle:
         governor: Governor,
         meter: EnergyMeter,
         clock: Clock,
+        stays_s: float = 0.0,
     ) -> None:
         self._announcements, self._governor, self._meter = announcements, governor, meter
-        self._limits = limits
+        self._limits, self._stays_s = limits, stays_s
         self._state, self._worker, self._publisher, self._clock = state, worker, publisher, clock
         self._tokens = tokens
         self._sitting_out = SittingOut(
@@ -141,7 +140,7 @@ class Cycle:
             if isinstance(self._at_work, InTraining) and now < self._at_work.over_at:
                 return self._at_work.over_at - now
             return 0.0 if self._at_work.answer.done() else _POLL_S
-        idle_s = max(0.0, self._worked_at + _IDLE_S - now)
+        idle_s = max(0.0, self._worked_at + self._stays_s - now)
         if announced is None or announced.phase is Phase.SETTLED:
             return idle_s
         is_fetched = self._announcements.too_large(announced.plan) is None
@@ -178,8 +177,7 @@ class Cycle:
             elif self._clock.monotonic() >= self._answers_by:
                 self._end_unanswered(at_work)
             return
-        if self._clock.monotonic() >= self._worked_at + _IDLE_S:
-            self.rest()
+        self._end_idle()
         if announced is None or announced.phase is Phase.SETTLED:
             return
         if (reason := self._announcements.too_large(announced.plan)) is not None:
@@ -236,8 +234,22 @@ class Cycle:
     def rest(self) -> None:
         """End pricing and training, until they are needed again."""
         self._questions.end()
+        self._end_training()
+
+    def _end_training(self) -> None:
         self._worker.end()
         self._worked_at = math.inf
+
+    def _end_idle(self) -> None:
+        """End the training process, if it has had nothing to do for long."""
+        if self._clock.monotonic() >= self._worked_at + self._stays_s:
+            self._end_training()
+
+    def _look(self) -> None:
+        """Look at the data, for later rounds, once a training process that does not stay has ended: the board
+        has memory for one of them."""
+        self._end_idle()
+        self._worker.look()
 
     # The governor holds training back.
 
@@ -262,8 +274,8 @@ class Cycle:
                     self._worker.pause()
                     announced.fixed_until = math.inf  # Until it is known when its slots end.
         match at_work:
-            case None if now >= self._worked_at + _IDLE_S:
-                self.rest()
+            case None:
+                self._end_idle()
             case InTraining() if now >= at_work.over_at and self._is_replaced(at_work):
                 self._at_work = None
                 self.rest()
@@ -275,7 +287,6 @@ class Cycle:
         are not to be made in one that has worked. It has read no record."""
         self._at_work, announced = None, admitted.announced
         if isinstance(admitted, Deciding):
-            self._note_priced(admitted)
             self._questions.end()
         else:
             self.rest()
@@ -325,12 +336,7 @@ class Cycle:
         else:
             self._at_work = deciding
 
-    def _note_priced(self, deciding: Deciding) -> None:
-        """The training process was not idle for a look that stood still meanwhile."""
-        self._worked_at += self._clock.monotonic() - deciding.decision.began_at
-
     def _take_price(self, deciding: Deciding) -> None:
-        self._note_priced(deciding)
         announced, verdict, decision = deciding.announced, deciding.answer.result(), deciding.decision
         decision = decision._replace(
             priced_s=decision.priced_s + verdict.spent_s, started_s=verdict.started_s
@@ -499,7 +505,7 @@ class Cycle:
         if known is None or known.state is not RoundState.CHARGED:
             training.answer.exception()  # A later round, or the end of the job, has been announced.
             announced.phase = Phase.SETTLED
-            self._worker.look()
+            self._look()
             return
         try:
             update = training.answer.result()
@@ -514,7 +520,7 @@ class Cycle:
         self._state.spool_round(plan.job.hex(), plan.round, fragments, self._clock.unix(), update.failure)
         announced.phase = Phase.SETTLED
         self._publisher.draw_times()
-        self._worker.look()
+        self._look()
         log.info(
             "round %d of %d: spooled", plan.round, plan.rounds,
             extra=about(event=Event.ROUND_SPOOLED, job=plan.job.hex(), round=plan.round, rounds=plan.rounds),
@@ -534,7 +540,7 @@ class Cycle:
                 return
             self._worked_at = self._clock.monotonic()
         self._sitting_out.decline_after(announced, why_not)
-        self._worker.look()
+        self._look()
 
     def _try_again(self, announced: Announced, reason: str) -> None:
         """A round has no update: the training process has ended, or no noise can be drawn."""

@@ -23,6 +23,7 @@ from agent.governor import Governor, require_public_room
 from agent.latest_model import LatestModel, current_asset
 from agent.ledger_room import LedgerRoom
 from agent.limits import shown
+from agent.looks import Looks
 from agent.marked_log import PRIVATE
 from agent.opening import Opening
 from agent.pricing import Pricing
@@ -34,6 +35,7 @@ from agent.settings import AgentSettings, on_board
 from agent.state import AgentState
 from agent.status import Doing, Link, RoundStatus, Status, StatusFile
 from agent.tokens import Tokens
+from agent.training_messages import MORE_NICENESS
 from agent.worker import Worker
 from dpagent.clock import Clock, SystemClock
 from dpagent.errors import StorageError
@@ -157,19 +159,21 @@ class Agent:
             settings.governor, settings.state_dir, sensors, self._clock, written_today=self._writes.today
         )
         self._latest_model = LatestModel(settings, self._clock)
+        self._looks = Looks(settings.data, settings.state_dir, profile.niceness + MORE_NICENESS)
         self._cycle = Cycle(
             self._announcements,
             settings.data.name,
             settings.limits,
             form=form,
             state=self._state,
-            prices=Pricing(profile.pricing_stays_s),
-            worker=Worker(settings, profile, self._latest_model),
+            prices=Pricing(profile.processes_stay_s),
+            worker=Worker(settings, profile, self._looks, self._latest_model),
             publisher=self._publisher,
             tokens=self._tokens,
             governor=self._governor,
             meter=EnergyMeter(sensors.root, self._clock),
             clock=self._clock,
+            stays_s=profile.processes_stay_s,
         )
         self._reported_bytes = (0, 0)
         self._rejected = 0
@@ -228,6 +232,7 @@ class Agent:
         self._latest_model.close()
         self._governor.stop()
         self._cycle.rest()
+        self._looks.end()
         self._note_end()
         self._state.close()
 

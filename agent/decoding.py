@@ -14,13 +14,12 @@ whatever else the board computes; one that is cut short before that has found no
 Records beyond that number wait for the next look; there, one new record may keep one other out for a look, as
 at the bound of ``max_records``.
 
-It reads its :class:`Order` from standard input, and ends when the other end of the pipe closes. With another
-exit code than 0, it writes the reason why the rows stay as they are to standard output.
+It reads its :class:`~agent.looks.LookOrder` from standard input, and ends when the other end of the pipe
+closes. With another exit code than 0, it writes the reason why the rows stay as they are to standard output.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import resource
@@ -29,8 +28,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -40,7 +38,8 @@ from agent import bounded_decoding
 from agent.bounded_decoding import ATTEMPTS, Limits, Outcome, address_space, decode_apart
 from agent.data_settings import DataSettings
 from agent.leash import end_with_pipe
-from agent.priority import end_first
+from agent.looks import LONGEST_SENTENCE, LookOrder
+from agent.priority import end_first, give_way
 from agent.row_index import DECODED, FREE, TO_ERASE, UNUSABLE, Index
 from agent.rows import RowStore
 from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode
@@ -54,10 +53,6 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 240.0
 """Of processor time."""
-NICENESS: Final = 4
-"""More than training has. So a look gets 29 % of a core that a program of training's niceness wants all the
-time: enough to be done when what it found counts. While a round is decided on, prepared and trains, it stands
-still."""
 PATIENCE: Final = 3.6
 """Seconds by the clock for each of processor time that a record may take while the agent runs: as many as it
 needs beside such a program, and so few that a look is done when it counts, however little of a core others
@@ -75,37 +70,7 @@ _MOST_SENTENCES: Final = 100
 _LONGEST_SENTENCE: Final = 300
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What to bring up to date.
-
-    Attributes:
-        settings: of the data, declared.
-        state_dir: of the rows.
-        at_once: whether all that is new is decoded and counts, however long that takes. The agent does not
-            run: nobody reads rows, more records than declared are an error, and what was written to a moment
-            ago is taken as it is.
-    """
-
-    settings: DataSettings
-    state_dir: Path
-    at_once: bool
-
-    def as_line(self) -> bytes:
-        """For the standard input."""
-        settings = self.settings.model_dump(mode="json", exclude_unset=True)
-        values = {"settings": settings, "state_dir": str(self.state_dir), "at_once": self.at_once}
-        return json.dumps(values).encode() + b"\n"
-
-    @classmethod
-    def parsed(cls, data: bytes) -> Order:
-        """Of :meth:`as_line`."""
-        values = json.loads(data)
-        settings = DataSettings.model_validate_json(json.dumps(values["settings"]))
-        return cls(settings, Path(values["state_dir"]), values["at_once"])
-
-
-def bring_up_to_date(order: Order) -> None:
+def bring_up_to_date(order: LookOrder) -> None:
     """List the data, and decode what the rows do not have yet.
 
     Raises:
@@ -121,7 +86,7 @@ def bring_up_to_date(order: Order) -> None:
                 raise
 
 
-def _look(order: Order) -> bool:
+def _look(order: LookOrder) -> bool:
     """Whether nothing is left for later."""
     settings = order.settings
     store = RowStore(order.state_dir, settings)
@@ -183,7 +148,9 @@ class _Update:
         limits: for each record.
     """
 
-    def __init__(self, store: RowStore, known: Index, dataset: Dataset, order: Order, limits: Limits) -> None:
+    def __init__(
+        self, store: RowStore, known: Index, dataset: Dataset, order: LookOrder, limits: Limits
+    ) -> None:
         self._store, self._known, self._dataset, self._limits = store, known, dataset, limits
         self._table = known.table.copy()
         stamps = dataset.stamps(bytes.fromhex(known.header.key))
@@ -365,7 +332,7 @@ def require_address_space(settings: DataSettings) -> None:
         )
 
 
-def _limit_memory(order: Order) -> None:
+def _limit_memory(order: LookOrder) -> None:
     """Limit what listing may take; a fork that decodes sets a limit of its own."""
     most = listing_bytes(order.settings)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -376,13 +343,13 @@ def _limit_memory(order: Order) -> None:
 
 def main() -> None:
     """Carry out the order on standard input."""
-    os.nice(NICENESS)
     end_first()
     parent = int(sys.argv[1])
     end_with_pipe(parent, os.getpgrp())  # So has the parent, unless it ended before.
     if select.select([parent], [], [], 0)[0]:
         sys.exit(ExitCode.INTERRUPTED)  # It has closed already.
-    order = Order.parsed(sys.stdin.buffer.readline())
+    order = LookOrder.parsed(sys.stdin.buffer.readline())
+    give_way(order.niceness)
     _limit_memory(order)
     try:
         bring_up_to_date(order)
@@ -407,8 +374,9 @@ def _among(values: NDArray[Any], others: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _sayable(text: str) -> str:
-    """A text that may name a file whose name is not UTF-8."""
-    return text.encode(errors="backslashreplace").decode()
+    """A text that may name a file whose name is not UTF-8, or be long."""
+    said = text.encode(errors="backslashreplace")[:LONGEST_SENTENCE]
+    return said.decode(errors="ignore")
 
 
 if __name__ == "__main__":

@@ -79,9 +79,10 @@ class Profile(Settings):
     """Most memory that computing gradients may take, with all its processes, besides what the agent takes
     anyway. In the trial, an engine that takes more is left out, and so are more processes than fit; a plan
     for which none is left is declined."""
-    pricing_stays_s: Annotated[float, Field(ge=0, le=3_600, strict=False)] = 0.0
-    """For how many seconds the process that prices rounds stays after an answer, in 32 MiB: rounds that
-    follow soon begin earlier by its start, half a second of a PC's processor. With 0 it ends at once."""
+    processes_stay_s: Annotated[float, Field(ge=0, le=3_600, strict=False)] = 0.0
+    """For how many seconds the processes that price rounds and train stay after an answer, in up to 80 MiB:
+    rounds that follow soon begin earlier by their start, a second of a PC's processor. With 0 they end at
+    once."""
     niceness: Annotated[int, Field(ge=0, le=19)] = 10
     """The agent's nice value; a higher value gives way to the board's own work."""
     max_records: Annotated[int, Field(ge=1, le=MAX_RECORDS)] | None = None

@@ -30,6 +30,7 @@ from agent.declined import Declined
 from agent.decoding import most_new
 from agent.device_update import device_update
 from agent.effort import Effort
+from agent.looks import LookResult
 from agent.noisy_sums import clipped_sum, sum_of_moments
 from agent.published_state import PublishedStateFile
 from agent.records import CACHED_BYTES, Records
@@ -81,7 +82,6 @@ class Work:
         weights: (parameters,) the global model.
         front_end: that makes features of records, or None.
         engine: that computes gradients; None for a round of second moments.
-        adopts: whether what was found of the data since then counts from this round on.
         effort: that makes the work the same for every lot; None where no record is read.
         failure: why this board cannot run the round after all, once it is charged; or None.
         is_rehearsal: whether it is done without a record, and for nothing.
@@ -93,7 +93,6 @@ class Work:
     front_end: FrontEnd | None
     engine: Engine | None
     effort: Effort | None
-    adopts: bool = False
     failure: str | None = None
     is_rehearsal: bool = False
     longest_s: float = 0.0
@@ -187,6 +186,7 @@ class Trainer:
         *,
         failure: str | None = None,
         is_rehearsal: bool = False,
+        adopts: bool = False,
     ) -> Work:
         """See that this board can run a round. Reads no record, and does not ask how many there are.
 
@@ -196,6 +196,7 @@ class Trainer:
             weights: (parameters,) the global model.
             failure: why the update shall be noise alone, which this board can always run; or None.
             is_rehearsal: whether the work shall be done without a record.
+            adopts: whether what a look at the data found counts from this round on.
 
         Raises:
             Declined: It cannot, as the guarantee requires.
@@ -218,7 +219,6 @@ class Trainer:
                 self._tried_engine, self._tried, self._taken_bytes = engine, ("", 0), 0
         if isinstance(task.release, NoisySum):
             self._require_bounded(task.release, engine)
-        adopts = self._has_read and self.records.is_due
         effort = Effort(
             task, weights, engine, self._max_records,
             front_end=front_end, new_records=self._most_new_records(front_end, adopts=adopts),
@@ -231,21 +231,25 @@ class Trainer:
             self._tried = tried
         longest_s = effort.longest_s()
         self._take_memory(task)
-        return Work(
-            task, weights, front_end, engine, effort,
-            adopts=adopts, is_rehearsal=is_rehearsal, longest_s=longest_s,
-        )  # fmt: skip
+        return Work(task, weights, front_end, engine, effort, is_rehearsal=is_rehearsal, longest_s=longest_s)
 
-    def noisy_update(self, work: Work) -> NoisyUpdate:
+    def noisy_update(self, work: Work, found: LookResult | None = None) -> NoisyUpdate:
         """The round's noisy sum over the usable records, or noise alone.
+
+        Args:
+            work: that was prepared.
+            found: of a look, where what it found counts from this round on.
 
         Raises:
             Exception: No noise can be drawn on this board; nothing may leave.
         """
         failures = [] if work.failure is None else [work.failure]
-        if work.adopts and not work.is_rehearsal:
-            self.records.adopt()
+        if found is not None and not work.is_rehearsal:
             self._takes_in = True
+            try:
+                self.records.adopt(found)
+            except Exception as error:  # They cannot be opened; the attempt below says so.
+                log.debug("the details: %s", said(error), exc_info=True)
 
         def attempt(compute: Callable[[Dataset], ResultT], otherwise: ResultT) -> ResultT:
             if work.failure is None:
@@ -278,26 +282,6 @@ class Trainer:
     def elsewhere_s(self) -> float:
         """Processor time that the engine's other processes have spent so far, in seconds."""
         return 0.0 if self._tried_engine is None else self._tried_engine.elsewhere_s
-
-    def look(self) -> None:
-        """Begin to bring the records up to date, for later rounds. Raises nothing, and returns at once."""
-        if self._has_read:
-            self.records.look()
-
-    @property
-    def look_group(self) -> int | None:
-        """The process group of the last look that has begun; None: there was none."""
-        return self.records.look_group if self._has_read else None
-
-    def hold_look(self, *, is_held: bool) -> None:
-        """Let a look at the data stand still, if one goes on, or go on. Raises nothing."""
-        if self._has_read:
-            self.records.hold_look(is_held=is_held)
-
-    @property
-    def _has_read(self) -> bool:
-        """Whether a round has opened the records in this process."""
-        return "records" in self.__dict__
 
     def _most_new_records(self, front_end: FrontEnd | None, *, adopts: bool) -> int:
         """Of how many records a round may have to compute features first. Public."""

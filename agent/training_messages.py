@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from agent.looks import LookResult
 from agent.training_settings import TrainingSettings
 from dpagent.errors import DpagentError
 from dpagent.protocol.messages import Fragment, Plan
@@ -45,6 +46,7 @@ class Order:
         assets: by role.
         failure: why the update shall be noise alone; None: it shall not.
         is_rehearsal: whether the device sits the round out: all is done as for an update, without a record.
+        adopts: whether what a look at the data found counts from this round on. Public.
     """
 
     plan: Plan
@@ -52,6 +54,7 @@ class Order:
     assets: Mapping[str, bytes]
     failure: str | None = None
     is_rehearsal: bool = False
+    adopts: bool = False
 
 
 class Prepared(NamedTuple):
@@ -80,25 +83,15 @@ class Update(NamedTuple):
     failure: str | None
 
 
-class Look(NamedTuple):
-    """The question to look at the data; the answer to it, once that has begun.
-
-    Attributes:
-        group: the id of its process group, of the last one that has begun; None: there was none.
-    """
-
-    group: int | None = None
-
-
 @dataclass(frozen=True, slots=True)
-class LookHeld:
-    """The question to let a look at the data stand still, or go on; the answer to it.
+class Reading:
+    """The question for the update of the round that was prepared last: records are read from here on.
 
     Attributes:
-        is_held: whether it is to stand still.
+        found: of a look at the data, where what it found counts from this round on. Private.
     """
 
-    is_held: bool
+    found: LookResult | None = None
 
 
 @dataclass(frozen=True, slots=True)

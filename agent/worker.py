@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import queue
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import Future
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, Final, Protocol
 
@@ -29,23 +28,21 @@ from agent.brake import Brake
 from agent.child_log import Said
 from agent.child_programs import KEPT_MEMORY, environment
 from agent.leash import Leash
+from agent.looks import Looks
 from agent.orphans import Orphans
 from agent.profile import Profile
-from agent.row_files import COUNTS_AFTER_S, RowFiles
 from agent.sensors import processor_s_of
 from agent.settings import AgentSettings
 from agent.training_messages import (
     Failed,
-    Look,
-    LookHeld,
     Order,
     Prepared,
+    Reading,
     Start,
     Update,
     WorkerError,
 )
 from agent.training_settings import TrainingSettings
-from dpagent.errors import StorageError
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +79,7 @@ class Trains(Protocol):
         ...
 
     def look(self) -> None:
-        """Begin to look at the data, for later rounds, if a round has read them.
+        """Begin to look at the data, for later rounds, if a round was to read them.
 
         When that begins shows later, by which round takes in what it found. So it is asked for at a time that
         does not depend on how long training took.
@@ -124,34 +121,37 @@ class Worker:
     Args:
         settings: ``agent.yaml``.
         profile: the board's.
+        looks: at the data.
         beside: the owner's command, if there may be one.
     """
 
-    def __init__(self, settings: AgentSettings, profile: Profile, beside: ReadsRecords | None = None) -> None:
-        self._beside = beside
+    def __init__(
+        self, settings: AgentSettings, profile: Profile, looks: Looks, beside: ReadsRecords | None = None
+    ) -> None:
+        self._looks, self._beside = looks, beside
         self._start = Start(training_settings(settings, profile), logging.getLogger().getEffectiveLevel())
         self._share = settings.governor.processor_share
-        self._rows = RowFiles(settings.state_dir)
-        self._counts_at = -math.inf
-        """When what the last look finds counts at the latest (monotonic)."""
-        self._look_is_cut = False
-        """Whether the process ended before that, and what the look found may still be there."""
-        self._held_since: float | None = None
-        """Since when a look stands still (monotonic)."""
         self._running: _Process | None = None
-        self._look_group: int | None = None
-        """Of the last look of the process that runs."""
+        self._reads = self._adopts = False
+        """Whether the round that is prepared reads records, and takes in what a look found."""
+        self._has_read = False
+        """Whether a round was to read records since this program began."""
+        self._taking: Future[Update] | None = None
+        """The last round that takes in what a look found."""
         self._orphans = Orphans()
 
     def prepare(self, order: Order) -> Future[Prepared]:
         """As of :class:`Trains`. Starts the process if there is none."""
         self._orphans.wait()
+        self._reads = order.failure is None and not order.is_rehearsal
+        # Also where the device sits the round out, which takes as long.
+        self._adopts = order.failure is None and self._looks.is_due
+        order = replace(order, adopts=self._adopts)
         if self._running is None or self._running.is_over:
             self.end()
             try:
-                self._forget_cut_look()
                 self._running = _Process(self._start, self._share)
-            except (OSError, RuntimeError, StorageError) as error:  # of a process; of a thread; of the disk
+            except (OSError, RuntimeError) as error:  # of a process; of a thread
                 answer: Future[Any] = Future()
                 answer.set_exception(WorkerError(f"the training process cannot be started: {error}"))
                 return answer
@@ -160,7 +160,11 @@ class Worker:
     def update(self) -> Future[Update]:
         """As of :class:`Trains`."""
         assert self._running is not None  # a round was prepared
-        return self._running.ask(None)
+        self._has_read |= self._reads
+        if not (self._reads and self._adopts):
+            return self._running.ask(Reading())
+        self._taking = self._running.ask(Reading(self._looks.result()))
+        return self._taking
 
     def pause(self) -> None:
         """As of :class:`Trains`. All processes of training stop; the owner's command goes on meanwhile."""
@@ -178,59 +182,32 @@ class Worker:
 
     def look(self) -> None:
         """As of :class:`Trains`."""
-        if self._running is not None and not self._running.is_over:
-            self._counts_at = math.inf  # Until it is known when the look began.
-            self._running.ask(Look()).add_done_callback(self._note_look)
+        if self._taking is not None and self._taking.done():
+            if self._taking.exception() is None:
+                self._looks.taken()
+            self._taking = None
+        if self._has_read:
+            self._looks.begin()
 
     def hold_look(self) -> None:
         """As of :class:`Trains`."""
         if self._beside is not None:
             self._beside.hold()
-        if self._held_since is None and self._running is not None and not self._running.is_over:
-            self._held_since = time.monotonic()
-            self._running.ask(LookHeld(is_held=True))
+        self._looks.hold()
 
     def resume_look(self) -> None:
         """As of :class:`Trains`."""
         if self._beside is not None:
             self._beside.go_on()
-        if self._held_since is not None:
-            self._end_hold()
-            if self._running is not None:
-                self._running.ask(LookHeld(is_held=False))
-
-    def _end_hold(self) -> None:
-        if self._held_since is not None:
-            self._counts_at += time.monotonic() - self._held_since
-            self._held_since = None
-
-    def _note_look(self, answer: Future[Look]) -> None:
-        if not answer.exception():
-            self._counts_at = time.monotonic() + COUNTS_AFTER_S
-            self._look_group = answer.result().group
+        self._looks.go_on()
 
     def end(self) -> None:
-        """As of :class:`Trains`; the process is killed, and a look with it."""
+        """As of :class:`Trains`; the process is killed."""
         if self._running is not None:
             self._running.kill()
-            self._end_hold()
-            self._look_is_cut |= self._running.ended_at < self._counts_at
             if self._running.is_over:
                 self._orphans.add(self._running.group)
-            if self._look_group is not None:
-                self._orphans.add(self._look_group)
-            self._running = self._look_group = None
-
-    def _forget_cut_look(self) -> None:
-        """A look that is cut short has found nothing, whether it was done or not: how far it had come depends
-        on how long its records take, and one of them would decide on all others.
-
-        Raises:
-            StorageError: The disk fails.
-        """
-        if self._look_is_cut:
-            self._rows.drop_found()
-            self._look_is_cut = False
+            self._running = None
 
 
 class _NoMore:
@@ -264,14 +241,12 @@ class _Process:
             self._connection = Connection(ours.detach())
         self._asked: list[Future[Any]] = []
         self._lock = threading.Lock()
-        self._is_over, self._has_read = False, False
+        self._is_over = False
         self._spent_before_s = self._spent_s = 0.0
         """Until the last round was to be prepared, and from then to its end."""
-        self.ended_at = -math.inf
-        """When it had ended (monotonic)."""
-        self._questions: queue.SimpleQueue[Start | Order | Look | LookHeld | _NoMore | None] = (
-            queue.SimpleQueue()
-        )
+        self._has_read = False
+        """Whether it was to read records."""
+        self._questions: queue.SimpleQueue[Start | Order | Reading | _NoMore] = queue.SimpleQueue()
         self._questions.put(start)
         self._reader = threading.Thread(target=self._read, name="training answers", daemon=True)
         with contextlib.ExitStack() as undone:  # The system may have no room for a thread more.
@@ -291,7 +266,7 @@ class _Process:
         """Whether the process has ended."""
         return self._is_over
 
-    def ask(self, question: Order | Look | LookHeld | None) -> Future[Any]:
+    def ask(self, question: Order | Reading) -> Future[Any]:
         """The answer to come to a question; questions are answered in turn."""
         answer: Future[Any] = Future()
         with self._lock:
@@ -300,7 +275,7 @@ class _Process:
                 return answer
             if isinstance(question, Order):
                 self._spent_before_s = self._processor_s()
-            elif not isinstance(question, LookHeld):
+            else:
                 self._has_read = True
             self._asked.append(answer)
             self._questions.put(question)
@@ -347,14 +322,15 @@ class _Process:
             self._process.wait()
             self._leash.let_go()
             with self._lock:
-                self.ended_at, self._is_over = time.monotonic(), True
+                self._is_over = True
                 left, self._asked = self._asked, []
             self._questions.put(_NoMore())
             for answer in left:
                 answer.set_exception(self._ended())
 
     def _processor_s(self) -> float:
-        """What it has computed so far, and the children that it has waited for, unless one may be a look."""
+        """What it has computed so far, and the children that it has waited for, unless they may have read
+        records."""
         return processor_s_of(self._process.pid, with_children=not self._has_read)
 
     def _ended(self) -> WorkerError:

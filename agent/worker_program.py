@@ -23,10 +23,9 @@ from agent.training import Trainer, Work
 from agent.training_messages import (
     MORE_NICENESS,
     Failed,
-    Look,
-    LookHeld,
     Order,
     Prepared,
+    Reading,
     Start,
     UsedProcessError,
 )
@@ -69,30 +68,24 @@ def serve(connection: Connection) -> None:
     work: Work | None = None
     has_worked = False
     while True:
-        question: Order | Look | LookHeld | None = questions.next()
+        question: Order | Reading = questions.next()
         spent = _Spent(trainer, has_worked=has_worked)
         try:
             trainer = trainer or Trainer(start.settings)
-            if isinstance(question, Look):
-                _look(trainer)
-                answers.send(Look(trainer.look_group))
-            elif isinstance(question, LookHeld):
-                trainer.hold_look(is_held=question.is_held)
-                answers.send(question)
-            elif question is not None:
+            if isinstance(question, Order):
                 work = None
                 task = RoundTask.of(question.plan)
                 weights = task.weights_from(question.weights)
                 work = trainer.prepare(
                     task, question.assets, weights,
-                    failure=question.failure, is_rehearsal=question.is_rehearsal,
+                    failure=question.failure, is_rehearsal=question.is_rehearsal, adopts=question.adopts,
                 )  # fmt: skip
                 answers.send(Prepared(work.longest_s, spent.here_s(trainer), spent.by_ended_s()))
             else:
                 assert work is not None  # the agent asks for an update once a round is prepared
                 has_worked = True
                 trainer.try_no_engines()  # From here on, this process tells of records.
-                answers.send(trainer.noisy_update(work).as_sent(work.task.plan))
+                answers.send(trainer.noisy_update(work, question.found).as_sent(work.task.plan))
         except UsedProcessError as error:
             answers.send(Failed(said(error), is_of_use=True, spent_s=spent.in_all_s(trainer)))
         except Exception as error:
@@ -105,7 +98,8 @@ class _Spent:
 
     Args:
         trainer: whose engine may compute in other processes; None: there is none yet.
-        has_worked: whether this process may have begun a look at the data. What that takes does not count.
+        has_worked: whether this process has read records. From then on it begins no fork whose time counts,
+            and what those of before have taken since may tell of records.
     """
 
     def __init__(self, trainer: Trainer | None, *, has_worked: bool) -> None:
@@ -130,14 +124,6 @@ class _Spent:
 def _by_ended_s() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def _look(trainer: Trainer) -> None:
-    """Begin to look at the data; whatever comes of it fails no round."""
-    try:
-        trainer.look()
-    except Exception as error:
-        log.exception("the data cannot be looked at again: %s", said(error))
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, distribution
 from typing import Final, Literal
 from urllib.parse import unquote, urlsplit
 
@@ -89,6 +88,8 @@ def install_command(extra: Extra) -> str:
 
 def _requirement(extra: Extra) -> str:
     """The program with an extra, from its source."""
+    from importlib.metadata import PackageNotFoundError, distribution  # 1.5 MiB that few programs need
+
     try:
         found = json.loads(distribution("dpagent").read_text("direct_url.json") or "{}")
         url, is_editable = str(found.get("url", "")), bool(found.get("dir_info", {}).get("editable"))

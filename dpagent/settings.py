@@ -18,9 +18,11 @@ class WithheldError(ValueError):
 class Settings(BaseModel):
     """Base of every configuration section: unknown keys and loose types are errors."""
 
+    # Most programs get settings that another has checked: they have no need of checks of their own.
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=False
-    )
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=False,
+        defer_build=True,
+    )  # fmt: skip
 
 
 def _usable(path: Path) -> Path:

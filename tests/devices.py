@@ -25,6 +25,7 @@ from agent.cycle import Cycle
 from agent.energy import EnergyMeter
 from agent.governor import Governor
 from agent.identity import Identity
+from agent.looks import Looks
 from agent.opening_program import form_of
 from agent.profile import load_profile
 from agent.publisher import Publisher
@@ -36,7 +37,7 @@ from agent.tokens import Tokens
 from agent.training import Trainer, Work
 from agent.training_messages import Order, Prepared, Update, WorkerError
 from agent.training_settings import TrainingSettings
-from agent.worker import training_settings
+from agent.worker import ReadsRecords, Worker, training_settings
 from dpagent.errors import said
 from dpagent.learning.front_end.features import reserve
 from dpagent.learning.training.engine import Engine
@@ -90,6 +91,12 @@ def started_trainer(settings: AgentSettings) -> Trainer:
     assert settings.data.max_records is not None
     reserve(settings.state_dir, settings.data.features_mib << 20, settings.data.max_records)
     return _QuickTrainer(training_settings(settings, load_profile("generic-x86-64")))
+
+
+def worker_of(settings: AgentSettings, beside: ReadsRecords | None = None, **of_profile: Any) -> Worker:
+    """A training process of a PC, with its looks."""
+    profile = load_profile("generic-x86-64").model_copy(update=of_profile)
+    return Worker(settings, profile, Looks(settings.data, settings.state_dir, profile.niceness), beside)
 
 
 class Looking:

@@ -17,7 +17,8 @@ from brokers import wait_until
 import agent.decoding
 from agent.bounded_decoding import Limits, Outcome
 from agent.data_settings import DataSettings
-from agent.decoding import Order, bring_up_to_date
+from agent.decoding import bring_up_to_date
+from agent.looks import LookOrder, LookResult, Looks
 from agent.records import Records
 from dpagent.learning.data.dataset import Dataset
 from dpagent.storage import overwrite
@@ -37,7 +38,7 @@ def decode_here(settings: DataSettings, state: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if settings.path.suffix == ".npz":  # Whose records fail no decoder.
             patch.setattr(agent.decoding, "decode_apart", _decode_in_here)
-        bring_up_to_date(Order(settings, state, at_once=True))
+        bring_up_to_date(LookOrder(settings, state, at_once=True))
 
 
 def _decode_in_here(
@@ -57,21 +58,21 @@ def _decode_in_here(
 
 def look_again(records: Records) -> None:
     """Let an agent's records be brought up to date, as after a round, and take them."""
-    look_only(records)
-    records.adopt()
+    records.adopt(look_only(records._settings, records._state_dir))
 
 
-def look_only(records: Records) -> None:
+def look_only(settings: DataSettings, state: Path) -> LookResult:
     """Let an agent's records be brought up to date, as after a round, for whoever takes them."""
-    records.counts_after_s = 0.0
-    records.look()
-    wait_until(lambda: not is_looking(records), "a look at the records")
+    looks = Looks(settings, state, niceness=0)
+    looks.counts_after_s = 0.0
+    looks.begin()
+    wait_until(lambda: not is_looking(looks), "a look at the records")
+    return looks.result()
 
 
-def is_looking(records: Records) -> bool:
+def is_looking(looks: Looks) -> bool:
     """Whether another process is decoding."""
-    look = records._look
-    return look is not None and look.goes_on()
+    return looks._look is not None and looks._look.goes_on()
 
 
 def contents(dataset: Dataset) -> Counter[tuple[bytes, int]]:

@@ -9,7 +9,8 @@ import numpy as np
 from pictures import noise, write
 
 from agent.data_settings import DataSettings
-from agent.decoding import Order, bring_up_to_date
+from agent.decoding import bring_up_to_date
+from agent.looks import LookOrder
 from agent.rows import Rows, RowStore
 
 
@@ -26,7 +27,7 @@ class Board:
         self.store = RowStore(self.state, self.settings)
 
     def look(self, *, at_once: bool = False) -> Rows:
-        bring_up_to_date(Order(self.settings, self.state, at_once))
+        bring_up_to_date(LookOrder(self.settings, self.state, at_once))
         self.store.take_found()
         return self.newest()
 

@@ -35,7 +35,8 @@ NoiseMultipliers = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_leng
 class Message(BaseModel):
     """Base of all maps on the wire: strict types, no unknown keys, no NaN or infinity."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    # Training and pricing get messages that the agent has checked: they have no need of checks of their own.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
 
 class ClippingTerms(Message):

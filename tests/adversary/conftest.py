@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from devices import KEY, started_trainer
+from devices import KEY, started_trainer, worker_of
 from fleets import write_agent
 from pictures import folder_of
 
-from agent.profile import load_profile
 from agent.settings import load_agent_settings
 from agent.worker import Worker
 
@@ -26,6 +25,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
     }  # fmt: skip
     settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy", data=data))
     started_trainer(settings)
-    worker = Worker(settings, load_profile("generic-x86-64"))
+    worker = worker_of(settings)
     yield worker
     worker.end()
+    worker._looks.end()

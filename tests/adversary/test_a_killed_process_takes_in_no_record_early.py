@@ -8,12 +8,12 @@ Parameters: a folder of pictures; one new record is as slow to decode as the tes
 
 Before, a new training process took in what a look had found by then: the records that came with a slow one
     counted at once if that was not there, and only later if it was. When it waited until what the look found
-    counted, a slow record still decided: a look ends with its process, so with 20 new pictures and a slow one
-    that was killed in time, the next noisy sum held 10 records, and without the slow one 30, at the price of
-    one. The plan that ends the process is free.
+    counted, a slow record still decided, as a look ended with its process: with 20 new pictures and a slow
+    one that was killed in time, the next noisy sum held 10 records, and without the slow one 30, at the price
+    of one. The plan that ends the process is free.
 
 Power: no randomness: on the code of before the new process uses what a look that was done has found.
-Outcome: what a look found counts only if its process lived until then, done or not.
+Outcome: a look is the agent's, and its result counts from the same time on whatever training processes do.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from devices import WEIGHTS
 from fleets import make_plan, terms
 from pictures import folder_of, write
 
-from agent import worker as worker_module
 from agent.rows import RowStore
-from agent.training_messages import Order
+from agent.training_messages import Order, WorkerError
 from agent.worker import Worker
 
 PICTURE: dict[str, Any] = {"width": 8, "height": 8, "channels": 1}
@@ -56,10 +55,11 @@ def counted(worker: Worker) -> int:
     return len(store.open(index))
 
 
-@pytest.mark.parametrize("is_done", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_look_whose_process_ends_too_early_has_found_nothing_done_or_not(
+@pytest.mark.parametrize("is_done", [False, True])
+def test_what_a_look_found_counts_at_its_time_whatever_has_ended_the_training_process(
     worker: Worker, tmp_path: Path, *, is_done: bool
 ) -> None:
+    looks = worker._looks
     worker.prepare(ORDER).result(PATIENCE_S)
     folder_of(tmp_path / "photos", *(f"{number}/b.png" for number in range(5)), **PICTURE)
     if not is_done:
@@ -69,22 +69,41 @@ def test_a_look_whose_process_ends_too_early_has_found_nothing_done_or_not(
     if is_done:
         wait_until((tmp_path / "state" / "records.found").exists, "the end of the look")
     kill(worker)
+    assert counted_in_a_round(worker) == 10, "it does not count yet"
+    looks.counts_after_s = looks._lasts_s()
+    if not is_done:
+        assert counted_in_a_round(worker) == 10, "it has not ended"
+        wait_until((tmp_path / "state" / "records.found").exists, "the end of the look")
+    kill(worker)
+    assert counted_in_a_round(worker) == 15
+
+
+def counted_in_a_round(worker: Worker) -> int:
+    """How many records a round reads; then a look may begin."""
     worker.prepare(ORDER).result(PATIENCE_S)
     assert worker.update().result(PATIENCE_S).failure is None
-    assert counted(worker) == 10
+    worker.look()
+    return counted(worker)
 
 
-@pytest.mark.slow
-def test_a_look_whose_process_lived_long_enough_counts_in_the_next_one(
-    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_round_that_ends_before_its_update_leaves_what_the_look_found_to_the_next_attempt(
+    worker: Worker, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(worker_module, "COUNTS_AFTER_S", 0.0)
+    """Whether the round takes it in was settled before the charge."""
+    looks = worker._looks
     worker.prepare(ORDER).result(PATIENCE_S)
     folder_of(tmp_path / "photos", *(f"{number}/b.png" for number in range(5)), **PICTURE)
     worker.update().result(PATIENCE_S)
     worker.look()
     wait_until((tmp_path / "state" / "records.found").exists, "the end of the look")
-    kill(worker)
+    looks.counts_after_s = 0.0
     worker.prepare(ORDER).result(PATIENCE_S)
-    worker.update().result(PATIENCE_S)
-    assert counted(worker) == 15
+    assert worker._running is not None
+    os.kill(worker._running._process.pid, signal.SIGSTOP)
+    answer = worker.update()
+    kill(worker)
+    assert isinstance(answer.exception(PATIENCE_S), WorkerError)
+    worker.look()
+    assert counted(worker) == 10
+    assert looks.is_due, "no other look has begun"
+    assert counted_in_a_round(worker) == 15

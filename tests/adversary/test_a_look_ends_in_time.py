@@ -36,10 +36,9 @@ from typing import Any
 import cbor2
 import numpy as np
 import pytest
-from brokers import wait_until
 from devices import started_trainer
 from fleets import DIGITS, make_task, model_section, terms, write_agent
-from neighbours import children_s, is_looking, look_again, look_only
+from neighbours import children_s, look_again, look_only
 from numpy.typing import NDArray
 from pictures import folder_of
 
@@ -47,6 +46,7 @@ from agent.bounded_decoding import Limits, decode_apart
 from agent.data_settings import DataSettings
 from agent.decoding import LOOK_S, PATIENCE, most_new
 from agent.effort import Effort
+from agent.looks import LookResult
 from agent.profile import load_profile
 from agent.row_files import COUNTS_AFTER_S
 from agent.settings import AgentSettings, load_agent_settings
@@ -133,9 +133,9 @@ def pooled() -> RoundTask:
     return make_task(model=model, **terms(rate=1.0), wire={"block": 50}, step=1_025)
 
 
-def features_computed(trainer: Trainer) -> int:
+def features_computed(trainer: Trainer, found: LookResult | None = None) -> int:
     """How many records' features a round computes, made-up ones included."""
-    work = trainer.prepare(pooled(), {}, np.zeros(50, np.float32))
+    work = trainer.prepare(pooled(), {}, np.zeros(50, np.float32), adopts=found is not None)
     made: list[int] = []
     original = FrontEnd.__call__
 
@@ -145,7 +145,7 @@ def features_computed(trainer: Trainer) -> int:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FrontEnd, "__call__", counting)
-        assert trainer.noisy_update(work).failure is None
+        assert trainer.noisy_update(work, found).failure is None
     return sum(made)
 
 
@@ -159,30 +159,22 @@ def settings(tmp_path: Path) -> AgentSettings:
 
 
 @pytest.mark.parametrize("new", [0, 3])
-@pytest.mark.parametrize("asked_by", ["a new process", "the look after", "a round"])
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("is_new", [False, True])
 def test_features_of_as_many_records_are_computed_however_many_came(
-    settings: AgentSettings, tmp_path: Path, asked_by: str, new: int
+    settings: AgentSettings, tmp_path: Path, new: int, *, is_new: bool, goes_on: bool
 ) -> None:
+    """Also where the look has not ended, and in a process that has computed none."""
     trainer = started_trainer(settings)
     assert features_computed(trainer) >= 10
     for number in range(new):
         folder_of(tmp_path / "photos", f"{number}/b.png", width=8, height=8, channels=1)
-    match asked_by:
-        case "a new process":
-            look_only(trainer.records)
-            trainer = Trainer(training_settings(settings, load_profile("generic-x86-64")))
-        case "the look after":
-            # Due between the round's preparation and its end: adopted by the next round, and not by a look.
-            trainer.records.counts_after_s = 0.0
-            trainer.look()
-            wait_until(lambda: not is_looking(trainer.records), "a look at the records")
-            trainer.look()
-            trainer.records.counts_after_s = 600.0
-        case _:
-            look_only(trainer.records)
+    found = look_only(settings.data, settings.state_dir)._replace(goes_on=goes_on)
+    if is_new:
+        trainer = Trainer(training_settings(settings, load_profile("generic-x86-64")))
     most = most_new(settings.data)
-    adopts = asked_by != "the look after"
-    assert adopts * most <= features_computed(trainer) <= adopts * (most + 4)
+    assert most <= features_computed(trainer, found) <= most + 4
+    assert len(trainer.records.dataset) == 10 + (0 if goes_on else new)
 
 
 def test_a_new_process_compares_no_record_with_its_features(
@@ -298,17 +290,17 @@ def test_a_power_cut_among_the_features_leaves_as_many_to_be_computed_again(
 ) -> None:
     """In the first round (None), or in one that takes in some new records or none: the slots of the round
     that is run again told when the records' own features were done, or that there was a new one."""
-    trainer = started_trainer(settings)
+    trainer, found = started_trainer(settings), None
     if new is not None:
         features_computed(trainer)
         for number in range(new):
             folder_of(tmp_path / "photos", f"{number}/b.png", width=8, height=8, channels=1)
-        look_only(trainer.records)
-    work = trainer.prepare(pooled(), {}, np.zeros(50, np.float32))
+        found = look_only(settings.data, settings.state_dir)
+    work = trainer.prepare(pooled(), {}, np.zeros(50, np.float32), adopts=found is not None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(*at, cut)
         with pytest.raises(_PowerCutError):
-            trainer.noisy_update(work)
+            trainer.noisy_update(work, found)
     again = Trainer(training_settings(settings, load_profile("generic-x86-64")))
     effort = again.prepare(pooled(), {}, np.zeros(50, np.float32)).effort
     assert effort is not None

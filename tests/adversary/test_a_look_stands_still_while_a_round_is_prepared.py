@@ -30,7 +30,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -40,7 +39,6 @@ from brokers import wait_until
 from children import PATIENCE_S
 from devices import SLOT_S, WEIGHTS, Device, Unpaused, open_device
 from fleets import make_plan, terms
-from orphans import adopted, is_reaped
 from pictures import write
 
 from agent.rounds import RoundState
@@ -74,69 +72,26 @@ def held_look(worker: Worker, directory: Path) -> list[int]:
     write(directory / "photos" / "0" / "slow.jpg", hostile.slow_jpeg())
     worker.update().result(PATIENCE_S)
     worker.look()
-    training = process_of(worker)
-    look = wait_until(lambda: len(found := below(training)) == 2 and found, "a look that decodes")
+    assert worker._looks._look is not None
+    leader = worker._looks._look.group
+    wait_until(lambda: below(leader), "a look that decodes")
     worker.hold_look()
+    look = [leader, *below(leader)]
     wait_until(lambda: all(state == "T" for state, _ in computed(look)), "a look that stands still")
-    return list(look)
-
-
-def process_of(worker: Worker) -> int:
-    """The training process."""
-    assert worker._running is not None
-    return worker._running._process.pid
+    return look
 
 
 @pytest.mark.usefixtures("executed")
 def test_a_look_computes_nothing_while_a_round_is_prepared(worker: Worker, tmp_path: Path) -> None:
     look = held_look(worker, tmp_path)
     before = computed(look)
-    counts_at = worker._counts_at
+    lasts_s = worker._looks._lasts_s()
     worker.prepare(ORDER).result(PATIENCE_S)
     assert computed(look) == before
+    assert worker._looks._lasts_s() == pytest.approx(lasts_s, abs=1e-6)
     worker.resume_look()
-    assert worker._counts_at > counts_at
+    assert worker._looks._lasts_s() > lasts_s
     wait_until((tmp_path / "state" / "records.found").exists, "the end of the look")
-
-
-@pytest.fixture
-def adopting() -> Iterator[None]:
-    with adopted():
-        yield
-
-
-@pytest.mark.usefixtures("executed", "adopting")
-def test_a_look_that_stands_still_ends_with_its_training_process(worker: Worker, tmp_path: Path) -> None:
-    """It holds the lock of the rows: the next look would wait for it for ever, and so would a restart."""
-    look = held_look(worker, tmp_path)
-    os.kill(process_of(worker), signal.SIGKILL)
-    try:
-        wait_until(lambda: all(state == "Z" for state, _ in computed(look)), "the end of the look")
-    finally:
-        os.killpg(look[0], signal.SIGKILL)
-        for process in look:
-            wait_until(lambda process=process: is_reaped(process), "an orphan")
-
-
-@pytest.mark.usefixtures("executed", "adopting")
-def test_a_look_that_is_held_when_it_begins_ends_with_its_training_process(
-    worker: Worker, tmp_path: Path
-) -> None:
-    """It has not come so far that it could ask for that itself. Before, it stood still for ever."""
-    worker.prepare(ORDER).result(PATIENCE_S)
-    worker.update().result(PATIENCE_S)
-    worker.look()
-    worker.hold_look()
-    training = process_of(worker)
-    look = wait_until(lambda: below(training), "a look")
-    wait_until(lambda: all(state == "T" for state, _ in computed(look)), "a look that stands still")
-    assert len(look) == 1, "it decodes nothing yet"
-    os.kill(training, signal.SIGKILL)
-    try:
-        wait_until(lambda: all(state == "Z" for state, _ in computed(look)), "its end")
-    finally:
-        os.killpg(look[0], signal.SIGKILL)
-        wait_until(lambda: is_reaped(look[0]), "an orphan")
 
 
 class Asked(Unpaused):

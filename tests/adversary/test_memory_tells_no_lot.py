@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 import pytest
 from children import PATIENCE_S
-from devices import KEY, started_trainer
+from devices import KEY, started_trainer, worker_of
 from fleets import (
     make_task,
     merged,
@@ -47,7 +47,6 @@ from fleets import (
 )
 
 from agent.bounded_decoding import address_space
-from agent.profile import load_profile
 from agent.settings import load_agent_settings
 from agent.training_messages import Order
 from agent.worker import Worker
@@ -181,8 +180,7 @@ def worker_for(directory: Path, case: Case, records: int, *, has_odd_label: bool
     save = np.savez if case.is_stored else np.savez_compressed
     save(directory / "data.npz", inputs=made, labels=labels)
     started_trainer(settings)
-    profile = load_profile("generic-x86-64").model_copy(update={"processes": case.processes})
-    worker = Worker(settings, profile)
+    worker = worker_of(settings, processes=case.processes)
     try:
         yield worker
     finally:

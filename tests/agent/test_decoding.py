@@ -20,7 +20,8 @@ from row_boards import Board, contents, expected, named, pictures, table, tables
 
 from agent import bounded_decoding, decoding, effort
 from agent.bounded_decoding import Outcome
-from agent.decoding import Order, bring_up_to_date
+from agent.decoding import bring_up_to_date
+from agent.looks import LookOrder
 from agent.records import Records, decode_at_once
 from agent.row_files import COUNTS_AFTER_S
 from agent.rows import RowStore
@@ -129,7 +130,7 @@ def test_a_look_loads_no_masked_arrays(tmp_path: Path, kind: str) -> None:
         try:
             looked = subprocess.run(
                 [sys.executable, "-c", LOOK, str(theirs)], pass_fds=[theirs], process_group=0,
-                input=Order(board.settings, board.state, at_once).as_line(), stdout=subprocess.PIPE,
+                input=LookOrder(board.settings, board.state, at_once).as_line(), stdout=subprocess.PIPE,
                 check=False, timeout=PATIENCE_S,
             )  # fmt: skip
         finally:
@@ -406,7 +407,7 @@ def test_what_a_look_had_found_counts_at_a_start_that_decodes_and_is_not_decoded
     folder_of(board.root, *named(0, 1))
     board.look(at_once=True)
     write(board.root / "2" / "2.png", encoded(noise(2)))
-    bring_up_to_date(Order(board.settings, board.state, at_once=False))
+    bring_up_to_date(LookOrder(board.settings, board.state, at_once=False))
     assert contents(board.look(at_once=True)) == expected(0, 1, 2)
     assert decoded == [2, 1, 0]
 
@@ -417,7 +418,7 @@ def test_a_look_forgets_what_one_before_it_found_also_where_nothing_is_new(tmp_p
     board.look(at_once=True)
     file, away = board.root / named(1)[0], tmp_path / "away.png"
     file.rename(away)
-    bring_up_to_date(Order(board.settings, board.state, at_once=False))
+    bring_up_to_date(LookOrder(board.settings, board.state, at_once=False))
     away.rename(file)
     assert contents(board.look()) == expected(0, 1)
 
@@ -477,7 +478,7 @@ def test_a_look_counts_when_it_is_taken_and_one_that_is_cut_short_leaves_nothing
     board.look(at_once=True)
     (board.root / "1" / "1.png").unlink()
     write(board.root / "2" / "2.png", encoded(noise(2)))
-    bring_up_to_date(Order(board.settings, board.state, at_once=False))
+    bring_up_to_date(LookOrder(board.settings, board.state, at_once=False))
     assert contents(board.newest()) == expected(0, 1), "it is done, and does not count yet"
     held = board.store.rows_file.read_bytes()
     assert noise(2).tobytes() in held

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from brokers import PATIENCE_S, wait_until
-from devices import WEIGHTS, Device
+from devices import WEIGHTS, Device, worker_of
 from fleets import make_plan, write_agent
 from ledgers import DATA, DATASET, LIMITS
 
@@ -24,11 +24,9 @@ from agent.latest_model import LatestModel
 from agent.opening_program import form_of
 from agent.pricing import Pricing
 from agent.pricing_messages import PriceQuestion
-from agent.profile import load_profile
 from agent.settings import load_agent_settings
 from agent.state import AgentState
 from agent.training_messages import Order, WorkerError
-from agent.worker import Worker
 from dpagent.clock import SystemClock
 from dpagent.protocol.messages import AssetTerms
 from dpagent.protocol.signing import Signer
@@ -99,7 +97,7 @@ def test_without_a_thread_to_be_had_a_round_is_declined_and_nothing_is_left(
         write_agent(tmp_path, None, Signer(bytes(range(32)), "testers").public_key, engine="numpy")
     )
     settings.state_dir.mkdir(exist_ok=True)
-    worker = Worker(settings, load_profile("generic-x86-64"))
+    worker = worker_of(settings)
     for _ in range(2):
         with pytest.raises(WorkerError, match="cannot be started: can't start new thread"):
             worker.prepare(Order(make_plan(), WEIGHTS, {})).result(0)

@@ -15,6 +15,7 @@ import pytest
 from brokers import PATIENCE_S, Broker, wait_until
 from clocks import MovableClock
 from daemons import agent_thread, attentive_daemons
+from devices import worker_of
 from exported_models import write_model
 from fleets import agent_values, make_plan, write_agent
 from kept_models import kept_here
@@ -26,9 +27,7 @@ from agent.data_settings import DataSettings
 from agent.diagnosis import examine
 from agent.latest_model import LatestModel, previous_of
 from agent.model_keeping import disagreements
-from agent.profile import load_profile
 from agent.settings import AgentSettings, load_agent_settings
-from agent.worker import Worker
 from dpagent.diagnosis import Verdict
 from dpagent.protocol.chunks import chunked, content_digest
 from dpagent.protocol.messages import AssetTerms, Plan
@@ -273,7 +272,7 @@ def test_the_command_stands_still_with_a_look_at_the_data(tmp_path: Path, clock:
     shell = f"echo $$ >> {noted}; while :; do :; done"
     settings = settings_in(tmp_path, command=["/bin/sh", "-c", shell])
     latest = LatestModel(settings, clock)
-    worker = Worker(settings, load_profile("generic-x86-64"), latest)
+    worker = worker_of(settings, latest)
     kept(latest, b"new")
     wait_until(lambda: noted.exists() and noted.read_text().strip(), "the command")
     command = int(noted.read_text())

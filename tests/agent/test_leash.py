@@ -32,22 +32,45 @@ COMMAND = """
 TRAINING = """
     import sys, time
     from pathlib import Path
-    from devices import WEIGHTS
+    from devices import WEIGHTS, worker_of
     from fleets import make_plan
     from neighbours import decode_here
-    from agent.profile import load_profile
     from agent.settings import load_agent_settings
     from agent.training_messages import Order
-    from agent.worker import Worker
 
     settings = load_agent_settings(Path(sys.argv[1]))
     settings.state_dir.mkdir(exist_ok=True)
-    worker = Worker(settings, load_profile("generic-x86-64"))
+    worker = worker_of(settings)
     worker.prepare(Order(make_plan(), WEIGHTS, {})).result()
     worker.pause()
     print(worker._running._process.pid, flush=True)
     time.sleep(600)
 """
+LOOK = """
+    import sys, time
+    from pathlib import Path
+    import hostile_files as hostile
+    from pictures import write
+    from agent.data_settings import DataSettings
+    from agent.looks import Looks
+
+    folder = Path(sys.argv[1]).parent
+    write(folder / "photos" / "0" / "slow.jpg", hostile.slow_jpeg())
+    values = {"name": "mine", "path": folder / "photos", "kind": "images", "classes": 2, "max_records": 4}
+    values["images"] = {"size": [8, 8], "mode": "grey", "folder": "."}
+    looks = Looks(DataSettings.model_validate(values), folder, niceness=0)
+    looks.begin()
+    time.sleep(DELAY)
+    looks.hold()
+    print(looks._look.group, flush=True)
+    time.sleep(600)
+"""
+STANDS_STILL = {
+    "the owner's command": COMMAND,
+    "training": TRAINING,
+    "a look that decodes": LOOK.replace("DELAY", "2.0"),
+    "a look that has just begun": LOOK.replace("DELAY", "0.0"),  # It could not ask for its end itself.
+}
 
 
 @pytest.fixture
@@ -61,9 +84,10 @@ def state_of(process: int) -> str:
 
 
 @pytest.mark.usefixtures("executed", "_adopting")
-@pytest.mark.parametrize("program", [COMMAND, TRAINING], ids=["the owner's command", "training"])
+@pytest.mark.parametrize("program", STANDS_STILL.values(), ids=STANDS_STILL)
 def test_what_stands_still_ends_with_the_agent_in_a_container_too(tmp_path: Path, program: str) -> None:
-    """Before, it stood still for ever, and a restarted agent began another beside it."""
+    """Before, it stood still for ever, and a restarted agent began another beside it; a look with the lock of
+    the rows, for which the next one waited."""
     config = write_agent(tmp_path, None, Signer(bytes(range(32)), "testers").public_key, engine="numpy")
     arguments = [sys.executable, "-c", textwrap.dedent(program), str(config)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import resource
 import shutil
-import signal
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +14,14 @@ from typing import Any
 import cbor2
 import numpy as np
 import pytest
-from brokers import wait_until
 from devices import started_trainer
 from fleets import DIGITS, make_task, terms, write_agent
-from hostile_files import slow_jpeg
-from neighbours import is_looking, look_again, look_only
+from neighbours import look_again, look_only
 from pictures import damaged_inside, encoded, folder_of, noise, write, zip_of
 
 from agent.data_settings import DataSettings
-from agent.decoding import Order, bring_up_to_date, most_new
+from agent.decoding import bring_up_to_date, most_new
+from agent.looks import LookOrder, LookResult
 from agent.noisy_sums import clipped_sum, noisy_sum, sum_of_moments
 from agent.records import Records
 from agent.row_index import Index
@@ -225,20 +222,20 @@ def test_a_process_that_comes_later_computes_features_of_as_many_as_a_look_may_h
 
     monkeypatch.setattr(FrontEnd, "__call__", counting)
 
-    def computed_in_a_round(board: Trainer) -> int:
+    def computed_in_a_round(board: Trainer, found: LookResult | None = None) -> int:
         nonlocal made
-        work = board.prepare(task, {}, weights)
+        work = board.prepare(task, {}, weights, adopts=found is not None)
         made = 0
-        assert board.noisy_update(work).failure is None
+        assert board.noisy_update(work, found).failure is None
         return made
 
     assert computed_in_a_round(first) == 1000
     assert computed_in_a_round(first) == 0
     for name in ([], ["0/more.png", "1/more.png"]):
         folder_of(root, *name, **DIGIT)
-        look_only(first.records)
+        found = look_only(first._settings.data, first._settings.state_dir)
         later = Trainer(first._settings)
-        assert computed_in_a_round(later) == a_look_may_find
+        assert computed_in_a_round(later, found) == a_look_may_find
         assert len(later.records.dataset) == COUNT + len(name)
         assert computed_in_a_round(later) == 0
         first = later
@@ -253,10 +250,12 @@ def test_features_do_not_count_as_computed_once_what_a_look_found_counts(tmp_pat
         photos(tmp_path / "photos"), state, images={"size": [8, 8], "mode": "grey", "folder": "."}
     )
     FeatureSet(records.dataset, front_end, state, lambda done: None).close()
-    records.look()
-    records.adopt()
+    found = look_only(settings(tmp_path / "photos"), state)
     assert has_features(state, front_end), "it does not count yet"
-    look_again(records)
+    records.adopt(found._replace(goes_on=True))
+    assert not has_features(state, front_end), "also where it goes on: whether it does tells of records"
+    FeatureSet(records.dataset, front_end, state, lambda done: None).close()
+    records.adopt(found)
     assert not has_features(state, front_end)
 
 
@@ -329,7 +328,7 @@ def test_a_process_that_comes_later_takes_nothing_of_before_the_restart(tmp_path
     root, state = photos(tmp_path / "photos"), tmp_path / "state"
     opened(root, state)
     folder_of(root, "0/more.png", **DIGIT)
-    bring_up_to_date(Order(settings(root), state, at_once=False))
+    bring_up_to_date(LookOrder(settings(root), state, at_once=False))
     assert opened(root, state).attempt(sizes) == COUNT
     assert Records(settings(root), state, decoded=True).attempt(sizes) == COUNT
 
@@ -356,10 +355,9 @@ def test_an_agent_starts_with_no_rows_that_are_gone_or_were_tried_under_other_li
 def test_what_a_look_found_before_a_restart_does_not_count(tmp_path: Path) -> None:
     """Whether it was done depends on what its records took."""
     root, state = photos(tmp_path / "photos"), tmp_path / "state"
-    records = opened(root, state)
+    opened(root, state)
     folder_of(root, "0/more.png", **DIGIT)
-    records.look()
-    wait_until(lambda: not is_looking(records), "a look")
+    look_only(settings(root), state)
     again = opened(root, state)
     assert again.attempt(sizes) == COUNT
     look_again(again)
@@ -398,7 +396,7 @@ def test_a_look_that_fails_leaves_the_records_as_they_are(
     root.rename(tmp_path / "elsewhere")
     zip_of(root, files)
     look_again(records)
-    assert "the records are those of before: " in caplog.text
+    assert "a look at the data failed, and what is new waits: " in caplog.text
     assert "is no folder; expected one" in caplog.text
     assert records.attempt(sizes) == 4
     root.unlink()
@@ -406,39 +404,6 @@ def test_a_look_that_fails_leaves_the_records_as_they_are(
         write(root / name, data)
     look_again(records)
     assert records.attempt(sizes) == 3
-
-
-def test_what_a_look_found_counts_after_a_time_that_no_record_changes(tmp_path: Path) -> None:
-    """A record that is slow to decode would keep all that come with it out of the next round."""
-    root = photos(tmp_path / "photos")
-    records = opened(root, tmp_path / "state")
-    folder_of(root, "0/more.png", **DIGIT)
-    records.look()
-    wait_until(lambda: not is_looking(records), "a look")
-    records.adopt()
-    assert records.attempt(sizes) == COUNT, "it is done, and does not count yet"
-    records.look()
-    assert not is_looking(records), "the next begins when it counts"
-    records.counts_after_s = 0.0
-    records.look()
-    assert not is_looking(records)
-    assert records.attempt(sizes) == COUNT, "only a round that expects new records takes them in"
-    records.adopt()
-    assert records.attempt(sizes) == COUNT + 1
-    records.look()
-    assert is_looking(records)
-
-
-def test_where_memory_runs_out_a_look_ends_before_any_other_process(tmp_path: Path) -> None:
-    """A picture that takes much memory would else end the training process, and so a round."""
-    root = photos(tmp_path / "photos")
-    records = opened(root, tmp_path / "state")
-    write(root / "0" / "slow.jpg", slow_jpeg())
-    records.look()
-    look = records._look
-    assert look is not None
-    adjusted = Path(f"/proc/{look._process.pid}/oom_score_adj")
-    wait_until(lambda: adjusted.read_text().strip() == "1000", "a look that has begun")
 
 
 def test_records_that_are_not_finite_are_told_to_the_owner(
@@ -473,27 +438,3 @@ def test_what_is_in_memory_does_not_depend_on_how_many_records_there_are(tmp_pat
         assert len(records.dataset) == count
     assert held[0] > most * 36
     assert max(held) - min(held) < 8 << 10, held
-
-
-def test_a_look_that_never_ends_is_given_up_and_the_next_one_begins(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It kept all that was new out until the agent's next start."""
-    root = photos(tmp_path / "photos")
-    records = opened(root, tmp_path / "state")
-    folder_of(root, "0/more.png", **DIGIT)
-    records.look()
-    assert records._look is not None
-    look = records._look  # whose end would end the process
-    os.kill(look._process.pid, signal.SIGSTOP)
-    records.counts_after_s = 0.1
-
-    def given_up() -> bool:
-        records.adopt()
-        return records._look is None
-
-    wait_until(given_up, "giving the look up")
-    assert "did not end, and was given up" in caplog.text
-    assert look._process.poll() == -signal.SIGKILL, "two looks would write the same rows"
-    look_again(records)
-    assert records.attempt(sizes) == COUNT + 1

@@ -10,17 +10,15 @@ import numpy as np
 import pytest
 from brokers import wait_until
 from children import PATIENCE_S
-from devices import KEY, WEIGHTS, started_trainer, values_in
+from devices import KEY, WEIGHTS, started_trainer, values_in, worker_of
 from fleets import DIGITS, make_task, published_plan, report_plan, terms, update_plan, write_agent
 from numpy.typing import NDArray
 from test_training import features_task
 
-from agent.profile import load_profile
 from agent.records import Records
 from agent.settings import load_agent_settings
 from agent.training import Trainer
 from agent.training_messages import Order, WorkerError
-from agent.worker import Worker
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.protocol.task import RoundTask
@@ -96,7 +94,7 @@ def test_a_rehearsal_that_failed_often_ends_like_an_update_of_noise_alone(tmp_pa
 def test_a_training_process_that_is_ended_fails_the_rehearsal(tmp_path: Path) -> None:
     settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy"))
     settings.state_dir.mkdir(exist_ok=True)
-    worker = Worker(settings, load_profile("generic-x86-64"))
+    worker = worker_of(settings)
     order = Order(make_task(**terms(rate=0.5)).plan, WEIGHTS, {}, is_rehearsal=True)
     try:
         worker.prepare(order).result(PATIENCE_S)

@@ -17,7 +17,8 @@ from row_boards import Board, contents, expected, named, pictures
 import agent.row_files
 import agent.rows
 from agent import decoding
-from agent.decoding import Order, bring_up_to_date
+from agent.decoding import bring_up_to_date
+from agent.looks import LookOrder
 from agent.rows import RowStore
 from dpagent import storage
 from dpagent.errors import DataError, StorageError
@@ -77,7 +78,7 @@ def test_a_look_takes_no_room_on_the_disk_whatever_it_finds(tmp_path: Path) -> N
     assert len(before) == 2
     for names in ([], named(3), named(4, 5)):
         folder_of(board.root, *names)
-        bring_up_to_date(Order(board.settings, board.state, at_once=False))
+        bring_up_to_date(LookOrder(board.settings, board.state, at_once=False))
         assert index_files(board) == before
         board.store.take_found()
         assert index_files(board) == before
@@ -140,7 +141,7 @@ def test_as_much_is_made_durable_whether_a_look_found_something_or_not(
     folder_of(board.root, *named(2))
     for found in (False, True):
         if found:
-            bring_up_to_date(Order(board.settings, board.state, at_once=False))
+            bring_up_to_date(LookOrder(board.settings, board.state, at_once=False))
         waits.clear()
         board.store.take_found()
         assert waits == [board.state.name] * 2
@@ -167,7 +168,7 @@ def test_a_crash_at_the_very_first_index_leaves_two_files_or_none(
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
         for module in (agent.row_files, agent.rows):
             patch.setattr(module, "replace_durably", dies)
-        bring_up_to_date(Order(board.settings, board.state, at_once=True))
+        bring_up_to_date(LookOrder(board.settings, board.state, at_once=True))
     held = [file.stat() for file in board.state.glob("records.[ios]*")]
     assert len({known.st_ino for known in held}) == 2
     assert len({known.st_blocks for known in held}) == 1
@@ -184,7 +185,7 @@ def test_what_was_found_is_taken_after_a_crash_while_it_was(
     folder_of(board.root, *named(0, 1))
     board.look(at_once=True)
     write(board.root / "2" / "2.png", encoded(noise(2)))
-    bring_up_to_date(Order(board.settings, board.state, at_once=False))
+    bring_up_to_date(LookOrder(board.settings, board.state, at_once=False))
     before = index_files(board)
 
     def dies(*_: Any) -> None:

@@ -15,12 +15,10 @@ import numpy as np
 import pytest
 from brokers import wait_until
 from children import PATIENCE_S
-from devices import KEY, WEIGHTS, values_in
+from devices import KEY, WEIGHTS, values_in, worker_of
 from fleets import DIGITS, make_plan, terms, write_agent
 from neighbours import decode_here
-from orphans import adopted
 
-from agent.profile import load_profile
 from agent.sensors import processor_s_of
 from agent.settings import load_agent_settings
 from agent.training_messages import Order, UsedProcessError, WorkerError
@@ -40,13 +38,14 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
     with_worker = made(tmp_path)
     yield with_worker
     with_worker.end()
+    with_worker._looks.end()
 
 
 def made(directory: Path, **changes: Any) -> Worker:
     settings = load_agent_settings(write_agent(directory, None, KEY, **({"engine": "numpy"} | changes)))
     settings.state_dir.mkdir(exist_ok=True)
     decode_here(settings.data, settings.state_dir)
-    return Worker(settings, load_profile("generic-x86-64"))
+    return worker_of(settings)
 
 
 def pid_of(worker: Worker) -> int:
@@ -250,22 +249,3 @@ def test_a_program_that_cannot_be_started_is_an_answer(
         worker.prepare(order()).result(PATIENCE_S)
     monkeypatch.undo()
     worker.prepare(order()).result(PATIENCE_S)
-
-
-@pytest.mark.usefixtures("executed")
-def test_no_look_stays_on_the_systems_list_in_a_container(tmp_path: Path) -> None:
-    """Its parent is killed, and the agent is the first process there: before, each job left one for ever."""
-    with adopted():
-        worker = made(tmp_path)
-        try:
-            worker.prepare(order()).result(PATIENCE_S)
-            worker.update().result(PATIENCE_S)
-            worker.look()
-            wait_until(lambda: worker._look_group, "a look")
-            look = Path(f"/proc/{worker._look_group}/stat")
-            worker.end()
-            wait_until(lambda: look.read_text().rpartition(")")[2].split()[0] == "Z", "its end")
-            worker.prepare(order()).result(PATIENCE_S)
-            assert not look.exists()
-        finally:
-            worker.end()

@@ -1,0 +1,198 @@
+"""Looks at the data while an agent runs: when one begins, stands still, counts, and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import wait_until
+from hostile_files import slow_jpeg
+from neighbours import decode_here, is_looking
+from orphans import adopted
+from pictures import folder_of, write
+
+from agent.data_settings import DataSettings
+from agent.looks import LookResult, Looks
+from agent.records import Records
+
+PICTURE: dict[str, Any] = {"width": 8, "height": 8, "channels": 1}
+COUNT = 4
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> DataSettings:
+    folder_of(tmp_path / "photos", *(f"{number % 2}/{number}.png" for number in range(COUNT)), **PICTURE)
+    values = {"name": "mine", "path": tmp_path / "photos", "kind": "images", "classes": 2, "max_records": 20}
+    return DataSettings.model_validate({**values, "images": {"size": [8, 8], "mode": "grey", "folder": "."}})
+
+
+@pytest.fixture
+def looks(settings: DataSettings, tmp_path: Path) -> Iterator[Looks]:
+    decode_here(settings, tmp_path)
+    looks = Looks(settings, tmp_path, niceness=0)
+    yield looks
+    looks.end()
+
+
+def counted(settings: DataSettings, state: Path, found: LookResult) -> int:
+    """How many records a round has that takes in what a look found."""
+    records = Records(settings, state, decoded=True)
+    records.adopt(found)
+    return len(records.dataset)
+
+
+def test_what_a_look_found_counts_after_a_time_that_no_record_changes(
+    looks: Looks, settings: DataSettings, tmp_path: Path
+) -> None:
+    """A record that is slow to decode would keep all that come with it out of the next round."""
+    folder_of(settings.path, "0/more.png", **PICTURE)
+    looks.begin()
+    wait_until(lambda: not is_looking(looks), "a look")
+    assert not looks.is_due, "it is done, and does not count yet"
+    assert len(Records(settings, tmp_path, decoded=True).dataset) == COUNT
+    looks.begin()
+    assert not is_looking(looks), "the next begins when a round has taken it in"
+    looks.counts_after_s = 0.0
+    assert looks.is_due
+    found = looks.result()
+    assert found == looks.result() == LookResult()
+    looks.begin()
+    assert not is_looking(looks)
+    assert counted(settings, tmp_path, found) == COUNT + 1
+    looks.taken()
+    assert not looks.is_due
+    looks.begin()
+    assert is_looking(looks)
+
+
+def test_one_that_goes_on_when_it_counts_waits_for_a_later_round(
+    looks: Looks, settings: DataSettings, tmp_path: Path
+) -> None:
+    folder_of(settings.path, "0/more.png", **PICTURE)
+    write(settings.path / "0" / "slow.jpg", slow_jpeg())
+    looks.begin()
+    looks.hold()
+    looks.counts_after_s = looks._lasts_s()
+    assert looks.is_due
+    assert looks.result() == LookResult(goes_on=True)
+    assert counted(settings, tmp_path, looks.result()) == COUNT
+    looks.taken()
+    looks.go_on()
+    wait_until(lambda: not is_looking(looks), "its end")
+    looks.counts_after_s = 0.0
+    assert counted(settings, tmp_path, looks.result()) == COUNT + 1
+
+
+def test_the_time_for_which_it_stands_still_does_not_count(looks: Looks) -> None:
+    looks.begin()
+    looks.counts_after_s = looks._lasts_s() + 0.2
+    looks.hold()
+    time.sleep(0.3)
+    assert not looks.is_due
+    looks.go_on()
+    wait_until(lambda: looks.is_due, "the rest of its time")
+
+
+def test_one_that_begins_while_looks_are_held_stands_still(looks: Looks) -> None:
+    looks.hold()
+    looks.begin()
+    assert looks._look is not None
+    stat = Path(f"/proc/{looks._look.group}/stat")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "a look that stands still")
+    assert looks._lasts_s() == 0
+    looks.go_on()
+    wait_until(lambda: not is_looking(looks), "its end")
+
+
+def test_where_memory_runs_out_a_look_ends_before_any_other_process(
+    looks: Looks, settings: DataSettings
+) -> None:
+    """A picture that takes much memory would else end the training process, and so a round."""
+    write(settings.path / "0" / "slow.jpg", slow_jpeg())
+    looks.begin()
+    assert looks._look is not None
+    adjusted = Path(f"/proc/{looks._look.group}/oom_score_adj")
+    wait_until(lambda: adjusted.read_text().strip() == "1000", "a look that has begun")
+
+
+def test_it_gives_way_to_training(looks: Looks, settings: DataSettings, tmp_path: Path) -> None:
+    nicest = Looks(settings, tmp_path, niceness=9)
+    write(settings.path / "0" / "slow.jpg", slow_jpeg())
+    nicest.begin()
+    assert nicest._look is not None
+    group = nicest._look.group
+    wait_until(lambda: os.getpriority(os.PRIO_PROCESS, group) == 13, "its niceness")
+    nicest.end()
+
+
+def test_one_that_never_ends_is_given_up_and_the_next_one_begins(
+    looks: Looks, settings: DataSettings, tmp_path: Path
+) -> None:
+    """It kept all that was new out until the agent's next start."""
+    folder_of(settings.path, "0/more.png", **PICTURE)
+    looks.begin()
+    look = looks._look  # whose end would end the process
+    assert look is not None
+    os.kill(look.group, signal.SIGSTOP)
+    looks.counts_after_s = looks._lasts_s() / 4
+    found = looks.result()
+    assert found == LookResult(goes_on=True, why_not="it did not end, and was given up")
+    assert look._process.poll() == -signal.SIGKILL, "two looks would write the same rows"
+    assert counted(settings, tmp_path, found) == COUNT
+    looks.taken()
+    looks.counts_after_s = 0.0
+    looks.begin()
+    wait_until(lambda: not is_looking(looks), "the next look")
+    assert counted(settings, tmp_path, looks.result()) == COUNT + 1
+
+
+def test_one_that_is_killed_is_said_and_the_records_stay(
+    looks: Looks, settings: DataSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder_of(settings.path, "0/more.png", **PICTURE)
+    looks.begin()
+    assert looks._look is not None
+    os.kill(looks._look.group, signal.SIGKILL)
+    wait_until(lambda: not is_looking(looks), "its end")
+    looks.counts_after_s = 0.0
+    assert counted(settings, tmp_path, looks.result()) == COUNT
+    assert "what is new waits: Decoding the records ended with exit code -9." in caplog.text
+    looks.taken()
+    looks.begin()
+    wait_until(lambda: not is_looking(looks), "the next look")
+    assert counted(settings, tmp_path, looks.result()) == COUNT + 1
+
+
+def test_one_that_cannot_be_started_is_said_and_tried_again(
+    looks: Looks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    looks.begin()
+    assert "the data cannot be looked at again: " in caplog.text
+    assert not looks.is_due
+    monkeypatch.undo()
+    looks.begin()
+    assert is_looking(looks)
+
+
+@pytest.mark.usefixtures("executed")
+def test_none_stays_on_the_systems_list_in_a_container(looks: Looks, settings: DataSettings) -> None:
+    """Its fork is an orphan once it is killed, and the agent is the first process there."""
+    write(settings.path / "0" / "slow.jpg", slow_jpeg())
+    with adopted():
+        looks.begin()
+        assert looks._look is not None
+        group = looks._look.group
+        children = Path(f"/proc/{group}/task/{group}/children")
+        fork = int(wait_until(lambda: children.read_text().strip(), "a look that decodes"))
+        looks.end()
+        stat = Path(f"/proc/{fork}/stat")
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "its end")
+        looks.begin()
+        assert not stat.exists()
