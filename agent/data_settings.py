@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dpagent.learning.data.settings import DatasetSettings
-from dpagent.settings import Settings
+from dpagent.settings import Settings, defaults_of
 
 
 class DecodingSettings(Settings):
@@ -32,4 +32,4 @@ class DataSettings(DatasetSettings):
     """Room in ``state_dir`` for the features of models with a front end, taken when the agent starts. A plan
     that needs more for ``max_records`` records is declined; ``dpagent model show`` prints what a model
     needs."""
-    decoding: DecodingSettings = DecodingSettings()
+    decoding: DecodingSettings = defaults_of(DecodingSettings)

@@ -348,7 +348,7 @@ def main() -> None:
     end_with_pipe(parent, os.getpgrp())  # So has the parent, unless it ended before.
     if select.select([parent], [], [], 0)[0]:
         sys.exit(ExitCode.INTERRUPTED)  # It has closed already.
-    order = LookOrder.parsed(sys.stdin.buffer.readline())
+    order = LookOrder.from_bytes(sys.stdin.buffer.read())
     give_way(order.niceness)
     _limit_memory(order)
     try:

@@ -13,10 +13,10 @@ process with the question for the update.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -68,21 +68,15 @@ class LookOrder:
     at_once: bool
     niceness: int = NICENESS
 
-    def as_line(self) -> bytes:
-        """For the standard input."""
-        settings = self.settings.model_dump(mode="json", exclude_unset=True)
-        values = {
-            "settings": settings, "state_dir": str(self.state_dir), "at_once": self.at_once,
-            "niceness": self.niceness,
-        }  # fmt: skip
-        return json.dumps(values).encode() + b"\n"
+    def to_bytes(self) -> bytes:
+        """For the standard input of the process."""
+        return pickle.dumps(self)
 
     @classmethod
-    def parsed(cls, data: bytes) -> LookOrder:
-        """Of :meth:`as_line`."""
-        values = json.loads(data)
-        settings = DataSettings.model_validate_json(json.dumps(values["settings"]))
-        return cls(settings, Path(values["state_dir"]), values["at_once"], values["niceness"])
+    def from_bytes(cls, data: bytes) -> LookOrder:
+        """Inverse of :meth:`to_bytes`."""
+        order: LookOrder = pickle.loads(data)
+        return order
 
 
 class LookResult(NamedTuple):
@@ -114,7 +108,7 @@ class Look:
     def __init__(self, order: LookOrder) -> None:
         with contextlib.ExitStack() as opened:
             orders = opened.enter_context(open(os.memfd_create("order"), "r+b"))  # noqa: PTH123 - a descriptor
-            orders.write(order.as_line())
+            orders.write(order.to_bytes())
             orders.seek(0)
             theirs, ours = os.pipe()
             opened.callback(os.close, theirs)

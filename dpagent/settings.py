@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
@@ -37,6 +37,25 @@ FilePath = Annotated[Path, Field(strict=False), AfterValidator(_usable)]
 """A path, written as text."""
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def defaults_of(schema: type[SettingsT]) -> SettingsT:
+    """A section in which nothing is set: as ``schema()``, without its checks, which take time and memory in
+    each program that imports the section."""
+    return cast(SettingsT, schema.model_construct())
+
+
+def plain(value: object) -> Any:
+    """The values of a section as JSON has them, in a program that has no need of its checks.
+
+    Args:
+        value: a section, or one of its values.
+    """
+    if isinstance(value, BaseModel):
+        return {name: plain(each) for name, each in value}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def with_fields(schema: type[SettingsT], **fields: Any) -> type[SettingsT]:

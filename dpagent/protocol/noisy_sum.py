@@ -68,7 +68,7 @@ class NoisySum:
         clipping = _clipping_of(plan, terms, spec)
         augmentation = None
         if terms.augmentation is not None:
-            augmentation = Augmentation(**terms.augmentation.model_dump())
+            augmentation = Augmentation(**dict(terms.augmentation))
             augmentation.check_fits(spec.input_shape)
         announced = terms.mechanism
         noise = JobNoise.announced(announced.name, announced.noise_multipliers, announced.parameters)

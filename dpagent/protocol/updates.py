@@ -95,7 +95,7 @@ class Updates:
             noise,
             mechanism,
             own_noise,
-            LocalSgd(**terms.training.model_dump(), largest_gradient=MAX_NORM),
+            LocalSgd(**dict(terms.training), largest_gradient=MAX_NORM),
         )
 
     @property

@@ -21,7 +21,7 @@ from row_boards import Board, contents, expected, named, pictures, table, tables
 from agent import bounded_decoding, decoding, effort
 from agent.bounded_decoding import Outcome
 from agent.decoding import bring_up_to_date
-from agent.looks import LookOrder
+from agent.looks import NICENESS, LookOrder
 from agent.records import Records, decode_at_once
 from agent.row_files import COUNTS_AFTER_S
 from agent.rows import RowStore
@@ -130,7 +130,7 @@ def test_a_look_loads_no_masked_arrays(tmp_path: Path, kind: str) -> None:
         try:
             looked = subprocess.run(
                 [sys.executable, "-c", LOOK, str(theirs)], pass_fds=[theirs], process_group=0,
-                input=LookOrder(board.settings, board.state, at_once).as_line(), stdout=subprocess.PIPE,
+                input=LookOrder(board.settings, board.state, at_once).to_bytes(), stdout=subprocess.PIPE,
                 check=False, timeout=PATIENCE_S,
             )  # fmt: skip
         finally:
@@ -492,7 +492,7 @@ def test_a_look_counts_when_it_is_taken_and_one_that_is_cut_short_leaves_nothing
 
 def test_a_look_beside_training_on_one_core_is_done_when_it_counts_and_training_keeps_its_slots() -> None:
     """A step of niceness is a factor of 1.25 (sched(7))."""
-    share = 1 / (1 + 1.25**decoding.NICENESS)
+    share = 1 / (1 + 1.25**NICENESS)
     assert decoding.LOOK_S / share < COUNTS_AFTER_S
     assert 1 / (1 - share) < effort._SPARE
     assert 1 / share < decoding.PATIENCE, "no record is left for later that needs all of its time"

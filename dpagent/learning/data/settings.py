@@ -20,7 +20,7 @@ from dpagent.errors import ConfigurationError
 from dpagent.learning.data.declared import MAX_CLASSES, MAX_RECORDS, DType, Half
 from dpagent.learning.data.names import PlainName
 from dpagent.learning.data.sections import SECTIONS
-from dpagent.settings import FilePath, Settings, with_fields
+from dpagent.settings import FilePath, Settings, defaults_of, with_fields
 
 AUTO: Final = "auto"
 
@@ -30,7 +30,7 @@ SchemaT = TypeVar("SchemaT", bound=Settings)
 def with_formats(schema: type[SchemaT]) -> type[SchemaT]:
     """``schema`` with the registered formats: choices of ``kind``, and a field for the section of each."""
     sections: dict[str, Any] = {
-        kind: (section, section()) for kind, section in SECTIONS.items() if section.model_fields
+        kind: (section, defaults_of(section)) for kind, section in SECTIONS.items() if section.model_fields
     }
     kinds: Any = Literal
     kind = copy(schema.model_fields["kind"])
