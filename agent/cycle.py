@@ -40,9 +40,8 @@ from agent.marked_log import PRIVATE
 from agent.price_questions import PriceQuestions
 from agent.pricing import Prices
 from agent.publisher import Publisher, Slots
-from agent.rounds import RoundState
 from agent.sitting_out import Decision, SittingOut
-from agent.spool import SpooledFragment
+from agent.spooling import RETRY_S, Spooling, try_again
 from agent.state import AgentState
 from agent.tokens import Tokens, wish_of
 from agent.training_messages import Order, UsedProcessError
@@ -50,10 +49,10 @@ from agent.underway import Admitted, Deciding, InTraining
 from agent.worker import Trains, spent_on
 from dpagent import faults
 from dpagent.clock import Clock
-from dpagent.errors import DpagentError, said
+from dpagent.errors import DpagentError
 from dpagent.faults import FaultPoint
 from dpagent.protocol.issuing import Wish
-from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, Plan, Receipts
+from dpagent.protocol.messages import Plan
 from dpagent.structured_log import Event, about
 
 log = logging.getLogger(__name__)
@@ -62,8 +61,6 @@ _POLL_S: Final = 0.02
 """How often a program looks whether training is done. Nothing that leaves depends on it."""
 _ATTEMPTS: Final = 2
 """After so many attempts that ended without an update, a charged round is noise alone."""
-_RETRY_S: Final = 10.0
-"""The next attempt begins after this time."""
 _PATIENCE: Final = 4.0
 """A training process is ended that takes so many times longer than its slots, and than any training may."""
 _BESIDE_OTHERS: Final = 2.0
@@ -119,6 +116,9 @@ class Cycle:
             dataset, limits, form, state=state, prices=prices, tokens=tokens, sitting_out=self._sitting_out,
             clock=clock,
         )  # fmt: skip
+        self._spooling = Spooling(
+            state, publisher=publisher, tokens=tokens, sitting_out=self._sitting_out, clock=clock
+        )
         self._at_work: Deciding | Admitted | InTraining | None = None
         """What the pricing or the training process is at, or would be."""
         self._answers_by = math.inf
@@ -219,10 +219,9 @@ class Cycle:
             case InTraining(announced):
                 self._worker.resume_look()  # Before another begins.
                 self._note_energy(announced.plan)
-                if announced.why_not is not None:
-                    self._take_rehearsal(at_work, announced.why_not)
-                else:
-                    self._take_update(at_work)
+                if self._spooling.take(at_work):
+                    self._worked_at = self._clock.monotonic()
+                    self._look()
                 self._announcements.training_is_over(announced)
 
     def _note_energy(self, plan: Plan) -> None:
@@ -276,7 +275,7 @@ class Cycle:
         match at_work:
             case None:
                 self._end_idle()
-            case InTraining() if now >= at_work.over_at and self._is_replaced(at_work):
+            case InTraining() if now >= at_work.over_at and self._spooling.is_replaced(at_work):
                 self._at_work = None
                 self.rest()
                 self._take(at_work)
@@ -309,12 +308,6 @@ class Cycle:
         self._announcements.put_off(training.announced, slots)
         over_at = self._publisher.training_ends_at(plan, slots)
         self._at_work = replace(training, over_at=over_at, paused_s=paused_s)
-
-    def _is_replaced(self, training: InTraining) -> bool:
-        """Whether another round has replaced one that trains: nothing of it will leave."""
-        plan = training.announced.plan
-        known = self._state.round(plan.job.hex(), plan.round)
-        return known is None or known.state not in (RoundState.CHARGED, RoundState.SITTING_OUT)
 
     # The device decides. It has read no record.
 
@@ -370,7 +363,7 @@ class Cycle:
             job = plan.job.hex()[:8]
             log.error("round %d of job %s is not begun again yet; trying again", plan.round, job)
             log.error("why round %d is not begun again: %s", plan.round, why_not, extra=PRIVATE)
-            announced.begins_at = self._clock.monotonic() + _RETRY_S
+            announced.begins_at = self._clock.monotonic() + RETRY_S
             return
         if announced.why_not is None:
             if why_not is not None:
@@ -452,7 +445,7 @@ class Cycle:
             return
         except DpagentError as error:
             if admitted.is_decided:
-                self._try_again(announced, str(error))
+                try_again(announced, str(error), self._clock)
             else:
                 self._sitting_out.decline(announced, why_not or str(error), decision)
             return
@@ -495,76 +488,3 @@ class Cycle:
             "round %d of %d: charged, %s", plan.round, plan.rounds, spent,
             extra=about(event=Event.ROUND_CHARGED, job=plan.job.hex(), round=plan.round, rounds=plan.rounds),
         )  # fmt: skip
-
-    # The round is charged: records are read, in the training process.
-
-    def _take_update(self, training: InTraining) -> None:
-        announced, plan = training.announced, training.plan
-        # Also if a plan of another job came in between: the coordinator may come back to this one.
-        known = self._state.round(plan.job.hex(), plan.round)
-        if known is None or known.state is not RoundState.CHARGED:
-            training.answer.exception()  # A later round, or the end of the job, has been announced.
-            announced.phase = Phase.SETTLED
-            self._look()
-            return
-        try:
-            update = training.answer.result()
-            carried = self._tokens.carried(update.fragments, plan)
-            fragments = [
-                SpooledFragment.of(fragment, lets_go_on=plan.linkability == "none") for fragment in carried
-            ]
-        except Exception as error:  # noqa: BLE001 - no record can cause it
-            self._try_again(announced, said(error))
-            return
-        self._worked_at = self._clock.monotonic()
-        self._state.spool_round(plan.job.hex(), plan.round, fragments, self._clock.unix(), update.failure)
-        announced.phase = Phase.SETTLED
-        self._publisher.draw_times()
-        self._look()
-        log.info(
-            "round %d of %d: spooled", plan.round, plan.rounds,
-            extra=about(event=Event.ROUND_SPOOLED, job=plan.job.hex(), round=plan.round, rounds=plan.rounds),
-        )  # fmt: skip
-        if update.failure is not None:
-            log.error("no record counts in round %d: %s", plan.round, update.failure, extra=PRIVATE)
-
-    def _take_rehearsal(self, rehearsal: InTraining, why_not: str) -> None:
-        """Dummies leave as an update would, and no sooner where the training process has to do its work
-        again."""
-        announced = rehearsal.announced
-        if self._sitting_out.is_open(announced.plan):
-            try:
-                rehearsal.answer.result()
-            except Exception as error:  # noqa: BLE001 - as with an update
-                self._try_again(announced, said(error))
-                return
-            self._worked_at = self._clock.monotonic()
-        self._sitting_out.decline_after(announced, why_not)
-        self._look()
-
-    def _try_again(self, announced: Announced, reason: str) -> None:
-        """A round has no update: the training process has ended, or no noise can be drawn."""
-        announced.attempts += 1
-        announced.failure = reason
-        plan = announced.plan
-        log.error("round %d of job %s has no update yet; trying again", plan.round, plan.job.hex()[:8])
-        log.error("why round %d has no update yet: %s", plan.round, reason, extra=PRIVATE)
-        announced.phase = Phase.REPEAT
-        announced.begins_at = self._clock.monotonic() + _RETRY_S
-
-    # Receipts empty the spool.
-
-    def take_receipts(self, receipts: Receipts) -> int:
-        """Drop the fragments that the coordinator has counted; return the number of ours."""
-        raw, size = receipts.digests, RECEIPT_DIGEST_BYTES
-        digests = [raw[start : start + size] for start in range(0, len(raw), size)]
-        return self._state.mark_counted(digests, self._clock.unix())
-
-    def take_own_receipt(self, place: str, digest: bytes) -> int:
-        """Drop a fragment of which a receipt came on a topic of its own; return the number of ours.
-
-        Args:
-            place: the last level of the topic.
-            digest: what the receipt says.
-        """
-        return self._state.mark_own_counted(place, digest, self._clock.unix())

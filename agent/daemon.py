@@ -373,7 +373,8 @@ class Agent:
                     self._warned.clear()
                     self._count_traffic()
             elif topic == self._topics.receipts:
-                if self._cycle.take_receipts(self._verifier.open(payload, Receipts, "receipts")):
+                receipts = self._verifier.open(payload, Receipts, "receipts")
+                if self._state.mark_counted(receipts.each, self._clock.unix()):
                     self._last_receipt_at = self._clock.unix()
             elif topic.startswith(self._topics.receipt("")):
                 self._take_own_receipt(topic.removeprefix(self._topics.receipt("")), payload)
@@ -403,8 +404,9 @@ class Agent:
         Anything else there is passed over: a note of it on the disk would be what the coordinator has one
         board do whose fragment it knows, and not whose it is.
         """
-        if len(payload) == RECEIPT_DIGEST_BYTES and self._cycle.take_own_receipt(place, payload):
-            self._last_receipt_at = self._clock.unix()
+        now = self._clock.unix()
+        if len(payload) == RECEIPT_DIGEST_BYTES and self._state.mark_own_counted(place, payload, now):
+            self._last_receipt_at = now
 
     def _count_traffic(self) -> None:
         up, down = self._session.bytes_up, self._session.bytes_down

@@ -29,6 +29,7 @@ PUBLIC_LOGGERS: Final = frozenset(
         "agent.daemon",
         "agent.governor",
         "agent.sitting_out",
+        "agent.spooling",
         "dpagent.transport.session",
     }
 )

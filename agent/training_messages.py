@@ -62,7 +62,7 @@ class Prepared(NamedTuple):
 
     Attributes:
         longest_s: the time that training takes with the largest lot, by a trial with made-up records. Public.
-        took_s: processor time of the preparation, which a look beside it does not lengthen. Public.
+        took_s: processor time of the preparation, and of the process's start where it is its first. Public.
         tried_s: processor time of forks that have tried engines for it. Public.
     """
 

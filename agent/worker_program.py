@@ -66,10 +66,11 @@ def serve(connection: Connection) -> None:
         log.warning("this processor cannot be told to take numbers below 1e-38 for zero: they may be slower")
     trainer: Trainer | None = None
     work: Work | None = None
-    has_worked = False
+    has_worked, is_first = False, True
     while True:
         question: Order | Reading = questions.next()
-        spent = _Spent(trainer, has_worked=has_worked)
+        spent = _Spent(trainer, has_worked=has_worked, is_first=is_first)
+        is_first = False
         try:
             trainer = trainer or Trainer(start.settings)
             if isinstance(question, Order):
@@ -94,17 +95,20 @@ def serve(connection: Connection) -> None:
 
 
 class _Spent:
-    """Processor time from now on, which no other program lengthens.
+    """Processor time from now on, which no other program lengthens. The start counts with the first question:
+    a round waits for it, too.
 
     Args:
         trainer: whose engine may compute in other processes; None: there is none yet.
         has_worked: whether this process has read records. From then on it begins no fork whose time counts,
             and what those of before have taken since may tell of records.
+        is_first: whether the process has answered none yet.
     """
 
-    def __init__(self, trainer: Trainer | None, *, has_worked: bool) -> None:
+    def __init__(self, trainer: Trainer | None, *, has_worked: bool, is_first: bool) -> None:
         self._has_worked = has_worked
-        self._here_s, self._elsewhere_s = time.process_time(), 0.0 if trainer is None else trainer.elsewhere_s
+        self._here_s = 0.0 if is_first else time.process_time()
+        self._elsewhere_s = 0.0 if trainer is None else trainer.elsewhere_s
         self._by_ended_s = _by_ended_s()
 
     def here_s(self, trainer: Trainer | None) -> float:

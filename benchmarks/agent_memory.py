@@ -4,8 +4,11 @@ A real fleet of one device over TLS: Mosquitto, the coordinator, and ``dpagent r
 MNIST, for 60 rounds of `mnist-cnn` and of `scattering`. Every 30 ms all processes of the agent are looked at.
 What they share counts once, and pages of files as if no other program had them in memory
 (``benchmarks/process_memory.py``): so much a board has to have. The phases are those of the agent's log: idle
-before a plan; *preparing*, from the first plan to the first charge, in which engines are tried;
-*training*, from then to the end of the job; and after it. Imports are looked at in processes of their own.
+before a plan; *preparing*, from the first plan to the first charge, in which engines are tried; *training
+beside a look*, to the 20th round, as a look at the data begins after the first and stands still in each;
+*training*, from then to the last round; and once the job is over and its model is kept, *finished*. Imports
+are looked at in processes of their own. The profile is that of a Raspberry Pi Zero 2 W with one core, where
+training and pricing end with the round.
 
 The bytes that a round writes are what the kernel was given for the disk (``write_bytes`` of
 ``/proc/PID/io``) by the agent's main process from the second round's spool to the last one's, the fragments,
@@ -16,8 +19,9 @@ model's files.
 Programs find the bytecode of all that they load, as those of the Debian package do. Without it, importing
 `agent.daemon` takes 5 MiB more, and twice the time.
 
-Limits: a PC, not a board: without onnxruntime, or with another microbatch, memory differs. The start is from
-that of the process to the broker's acceptance, median of 3, with records that are decoded already.
+Limits: a PC, not a board: without onnxruntime, or with another microbatch or more cores, memory differs. The
+start is from that of the process to the broker's acceptance, median of 3, with records that are decoded
+already.
 """
 
 from __future__ import annotations
@@ -60,6 +64,9 @@ from simulation.request import DataSelection, Request
 
 _RECORDS: Final = 6_000
 _ROUNDS: Final = 60
+_LOOK_IS_OVER: Final = 20
+"""The round after which a look at the data is over."""
+_PROFILE: Final = "extends: raspberry-pi-zero-2-w\nprocesses: 1\n"
 _IDLE_S: Final = 3.0
 _CONNECT_S: Final = 60.0
 _JOB_S: Final = 1_200.0
@@ -117,6 +124,7 @@ def run() -> list[Figure]:
             figures += [
                 _against(f"{model}: idle, connected, before a plan", most["idle"], _WANTED_IDLE),
                 Figure(f"{model}: preparing, at most", most["preparing"], "MiB"),
+                Figure(f"{model}: training beside a look, at most", most["training beside a look"], "MiB"),
                 _against(f"{model}: training, at most", most["training"], wanted),
                 Figure(f"{model}: the job is finished", most["finished"], "MiB"),
                 Figure(
@@ -203,6 +211,9 @@ def _run_job(root: Path, data: Path, model: str) -> _Run:
     """One device, from its start to the end of a job."""
     with tls_broker(root / "broker") as (command, address), Supervisor(root / "logs") as supervisor:
         layout = prepared_fleet(root, data, model, _ROUNDS, address)
+        file = layout.agent_file(1)
+        (file.parent / "board.yaml").write_text(_PROFILE)
+        file.write_text(file.read_text() + "profile: board.yaml\n")
         supervisor.start("broker", command)
         wait_until_ready(address)
         log = root / "agent.log"
@@ -215,12 +226,15 @@ def _run_job(root: Path, data: Path, model: str) -> _Run:
             coordinator = python_module("cli.main", "coordinator", "run", "--config", str(layout.fleet_file))
             supervisor.start("coordinator", coordinator, may_end=True)
             await_said("round 1 of", log, process, _JOB_S)
-            watch.enter("training")
+            watch.enter("training beside a look")
             # Whole rounds, with receipts and the database's checkpoints, and without the model at the end.
             await_said(f"round 2 of {_ROUNDS}: spooled", log, process, _JOB_S)
             before = _written(process.pid)
+            await_said(f"round {_LOOK_IS_OVER} of {_ROUNDS}: spooled", log, process, _JOB_S)
+            watch.enter("training")
             await_said(f"round {_ROUNDS} of {_ROUNDS}: spooled", log, process, _JOB_S)
             written = _written(process.pid) - before
+            watch.enter("keeping the model")
             await_said("is finished", log, process, _JOB_S)
             time.sleep(_IDLE_S)
             watch.enter("finished")

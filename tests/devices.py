@@ -44,7 +44,7 @@ from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.engine_choice import Bench
 from dpagent.protocol.chunks import chunked
 from dpagent.protocol.fragments import read_block
-from dpagent.protocol.messages import Plan
+from dpagent.protocol.messages import Plan, Receipts
 from dpagent.protocol.signing import Signer, Verifier, new_signing_secret
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.topics import Topics
@@ -194,6 +194,9 @@ class Device:
     def give(self, weights: bytes = WEIGHTS) -> None:
         for chunk in chunked(weights):
             self.announcements.take_chunk(chunk)
+
+    def take_receipts(self, receipts: Receipts) -> int:
+        return self.state.mark_counted(receipts.each, self.clock.unix())
 
     def advance(self) -> None:
         """Let the device do all that it can at the next point of its grid."""

@@ -269,6 +269,12 @@ class Receipts(Layout):
 
     digests: bytes
 
+    @property
+    def each(self) -> list[bytes]:
+        """The digests, one by one."""
+        size = RECEIPT_DIGEST_BYTES
+        return [self.digests[start : start + size] for start in range(0, len(self.digests), size)]
+
     def to_bytes(self) -> bytes:
         """See :class:`Layout`."""
         return self.digests

@@ -114,9 +114,7 @@ class Fleet:
     def give_receipt(self, *fragments: Fragment) -> None:
         """Receipts are broadcast."""
         for board in self.boards:
-            board.device.cycle.take_receipts(
-                Receipts(b"".join(receipt_digest(each.id) for each in fragments))
-            )
+            board.device.take_receipts(Receipts(b"".join(receipt_digest(each.id) for each in fragments)))
 
     @property
     def named(self) -> list[list[tuple[int, int]]]:

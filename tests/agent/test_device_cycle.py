@@ -288,9 +288,9 @@ def test_receipts_empty_the_spool(device: Device) -> None:
     device.give()
     device.advance()
     (digests,) = device.pending().values()
-    device.cycle.take_receipts(receipts(b"x" * 16))
+    device.take_receipts(receipts(b"x" * 16))
     assert device.pending() == {1: digests}, "another device's"
-    device.cycle.take_receipts(receipts(*digests[1:]))
+    device.take_receipts(receipts(*digests[1:]))
     assert device.pending() == {1: digests[:1]}
-    device.cycle.take_receipts(receipts(digests[0]))
+    device.take_receipts(receipts(digests[0]))
     assert device.pending() == {}

@@ -149,7 +149,7 @@ def test_receipts_drop_dummies_and_leave_the_round_sat_out(device: Device) -> No
     device.advance()
     digests = [receipt_digest(decode(message, Fragment).id) for message in messages(device)]
     for count, digest in enumerate(digests, 1):
-        device.cycle.take_receipts(Receipts(digest))
+        device.take_receipts(Receipts(digest))
         assert len(messages(device)) == len(digests) - count
     assert state_of(device, plan) is RoundState.SAT_OUT
 

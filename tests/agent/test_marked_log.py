@@ -26,8 +26,6 @@ PUBLIC = {
     },
     "agent.cycle": {
         "round %d of %d: charged, %s": "the ledger",
-        "round %d of %d: spooled": "at the end of its slots, whatever was computed",
-        "round %d of job %s has no update yet; trying again": "no record ends the training process",
         "round %d of %d: again, under the charge it has": "what is on disk after a restart",
         "the pricing process does not answer, and is ended": "it has no record",
         "the training process does not answer, and is ended": "four times its slots, which no record fills",
@@ -57,6 +55,10 @@ PUBLIC = {
         "round %d of job %s waits: no receipt has come of what this board published for the round before. "
         "The network may be slow, or the broker refuse it: `dpagent doctor` tries that":
         "the coordinator's receipts",
+    },
+    "agent.spooling": {
+        "round %d of %d: spooled": "at the end of its slots, whatever was computed",
+        "round %d of job %s has no update yet; trying again": "no record ends the training process",
     },
     "dpagent.transport.session": {
         "not accepted (%s); trying MQTT version %s": "the broker's answer",

@@ -26,7 +26,7 @@ def probes(fleet: Served) -> list[tuple[int, bytes]]:
 
 
 def receipted(fleet: Served, *digests: bytes) -> None:
-    fleet.device.cycle.take_receipts(Receipts(b"".join(digests)))
+    fleet.device.take_receipts(Receipts(b"".join(digests)))
 
 
 def go_by(fleet: Served, number: int, **changes: Any) -> None:

@@ -84,7 +84,7 @@ def times_of_a_round(directory: Path, epoch: float, answered_after: float) -> tu
             fleet.device.cycle._publisher.publish_due()
             probes = [digest for digests in fleet.device.probes().values() for digest in digests]
             if any(topic.endswith("/fragments") for topic in fleet.device.line.topics):
-                fleet.device.cycle.take_receipts(Receipts(b"".join(probes)))
+                fleet.device.take_receipts(Receipts(b"".join(probes)))
         asked = [at - began_at for topic, _, at in times if topic.endswith("/ask")]
         sent = [at - began_at for topic, _, at in times if topic.endswith("/fragments")]
         return asked, sent[-BLOCKS:]
@@ -133,7 +133,7 @@ def test_a_device_that_declines_asks_at_the_same_times_with_as_many_bytes(tmp_pa
                 fleet.device.cycle._publisher.publish_due()
                 if any(topic.endswith("/fragments") for topic in fleet.device.line.topics):
                     probes = [digest for digests in fleet.device.probes().values() for digest in digests]
-                    fleet.device.cycle.take_receipts(Receipts(b"".join(probes)))
+                    fleet.device.take_receipts(Receipts(b"".join(probes)))
             asks = [each for each in times if each[0].endswith("/ask")]
             fragments = [each[:2] for each in times if each[0].endswith("/fragments")]
             seen.append((asks, fragments))

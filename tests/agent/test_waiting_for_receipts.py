@@ -32,7 +32,7 @@ def goes_by(device: Device, number: int, **changes: Any) -> None:
 def receipts(device: Device, count: int) -> None:
     """Receipts of so many fragments that are pending, or of probes."""
     (digests,) = (device.pending() or device.probes()).values()
-    device.cycle.take_receipts(Receipts(b"".join(digests[:count])))
+    device.take_receipts(Receipts(b"".join(digests[:count])))
 
 
 def sent(device: Device) -> int:
@@ -161,7 +161,7 @@ def test_who_sits_out_waits_as_who_takes_part(tmp_path: Path, late: bool) -> Non
             trace.append(sent(device))
             device.take_plan(plan(2), confirmed=False)
             if late:
-                device.cycle.take_receipts(Receipts(first[0]))
+                device.take_receipts(Receipts(first[0]))
             goes_by(device, 2)
             trace += [sent(device), *(len(them) for them in (device.pending() | device.probes()).values())]
             goes_by(device, 3)

@@ -91,6 +91,14 @@ def test_a_round_that_the_board_cannot_run_is_refused_in_words(worker: Worker) -
     assert worker.prepare(order()).result(PATIENCE_S).longest_s > 0, "the next is"
 
 
+def test_the_start_of_the_process_counts_with_the_first_preparation(worker: Worker) -> None:
+    """A round waits for it, and its slots allow for other programs that slow it down."""
+    first = worker.prepare(order()).result(PATIENCE_S)
+    imports_s = processor_s_of(pid_of(worker), with_children=False) - first.took_s
+    assert imports_s < first.took_s / 2
+    assert worker.prepare(order()).result(PATIENCE_S).took_s < first.took_s / 2
+
+
 @pytest.mark.usefixtures("executed")
 def test_a_preparation_says_what_it_computed_however_it_ends(tmp_path: Path) -> None:
     """The rest that follows one that leads to no charge counts in it."""
