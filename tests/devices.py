@@ -63,6 +63,8 @@ SLOT_S = 0.5
 ResultT = TypeVar("ResultT")
 
 
+STAYS_S = 1_200.0
+"""How long a device's training process stays."""
 _engines: dict[str, Engine] = {}
 """By their purpose. To make one takes longer than most tests, and it keeps nothing of a round."""
 
@@ -284,7 +286,7 @@ def open_device(directory: Path, *, identity: Identity | None = None, **changes:
         form=form_of(trainer.records.dataset), state=state, prices=PricedHere(), worker=worker,
         publisher=publisher, tokens=tokens,
         governor=Governor(settings.governor, settings.state_dir, Sensors(board.root), clock),
-        meter=EnergyMeter(board.root, clock), clock=clock,
+        meter=EnergyMeter(board.root, clock), clock=clock, stays_s=STAYS_S,
     )  # fmt: skip
     try:
         yield Device(announcements, cycle, state, clock, trainer, worker, board, tokens, line, asked_at)

@@ -27,7 +27,7 @@ from devices import PERIOD_S, SIGNER, Device, open_device
 from fleets import make_plan
 from token_desks import JOB, Desk
 
-import agent.cycle
+import agent.spooling
 from agent.identity import Identity
 from agent.spool import SpooledFragment
 from agent.state import AgentState
@@ -162,7 +162,7 @@ def test_by_the_rule_that_holds_without_tokens_it_says_who(
         def of(cls, fragment: Fragment, *, lets_go_on: bool = False) -> SpooledFragment:
             return SpooledFragment.of(fragment, lets_go_on=True)
 
-    monkeypatch.setattr(agent.cycle, "SpooledFragment", AnyLetsGoOn)
+    monkeypatch.setattr(agent.spooling, "SpooledFragment", AnyLetsGoOn)
     monkeypatch.setattr(
         AgentState, "awaits_receipt", lambda self, job, **_: self.rounds.awaits_receipt(job, by_probe=False)
     )

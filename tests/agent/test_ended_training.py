@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from devices import Device, Mortal, Unpaused
+from devices import STAYS_S, AtOnce, Device, Mortal, Unpaused
 from fleets import make_plan
 
 from agent.training_messages import Order, Prepared, Update, UsedProcessError, WorkerError
@@ -166,6 +166,32 @@ def test_training_that_never_answers_is_asked_again_for_a_charged_round(device: 
     assert set(device.pending()) == {1}
 
 
+class Noted(AtOnce):
+    """Notes in which order training is asked to end, and to look at the data."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device.trainer)
+        self.said: list[str] = []
+        device.cycle._worker = self
+
+    def end(self) -> None:
+        self.said.append("end")
+
+    def look(self) -> None:
+        self.said.append("look")
+
+
+def test_training_that_does_not_stay_is_ended_before_the_data_are_looked_at(device: Device) -> None:
+    """A small board has memory for one of them."""
+    noted, device.cycle._stays_s = Noted(device), 0.0
+    for number in (1, 2):
+        device.take_plan(make_plan(round=number))
+        device.give()
+        device.advance()
+        assert device.charged() == [*range(1, number + 1)]
+        assert noted.said == ["end", "look"] * number
+
+
 def test_training_that_has_nothing_to_do_is_ended_and_begins_again(device: Device) -> None:
     ends: list[float] = []
     device.worker.end = lambda: ends.append(device.clock.monotonic())  # type: ignore[method-assign]
@@ -173,13 +199,13 @@ def test_training_that_has_nothing_to_do_is_ended_and_begins_again(device: Devic
     device.give()
     device.advance()
     spooled_at = device.clock.monotonic()
-    device.clock.advance(1_199.0)
+    device.clock.advance(STAYS_S - 1.0)
     device.cycle.advance()
     assert ends == []
     device.clock.advance(2.0)
     assert device.cycle.due_in_s() == 0
     device.cycle.advance()
-    assert ends == [spooled_at + 1_201.0]
+    assert ends == [spooled_at + STAYS_S + 1.0]
     assert device.cycle.due_in_s() == np.inf
     device.take_plan(make_plan(round=2))
     device.give()

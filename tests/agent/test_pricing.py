@@ -282,30 +282,6 @@ def test_a_board_that_may_not_train_now_gives_up_the_price_and_asks_again(
     assert device.charged() == [1]
 
 
-def test_the_training_process_is_not_ended_for_the_time_that_prices_took(device: Device) -> None:
-    """A look stands still meanwhile, and ends with that process: a coordinator would keep new records out for
-    ever by plans that are slow to price, which cost nothing."""
-    idle_s, priced_s, ended = 1_200.0, 500.0, list[float]()
-    device.take_plan(make_plan())
-    device.give()
-    device.advance()
-    assert device.charged() == [1]
-    spooled_at = device.clock.monotonic()
-    device.worker.end = lambda: ended.append(device.clock.monotonic())  # type: ignore[method-assign]
-    prices, plan = Asked(device), make_plan(round=2)
-    device.take_plan(plan)
-    while not isinstance(device.cycle._at_work, Deciding):
-        device.clock.advance(0.05)
-        device.cycle.advance()
-    device.clock.advance(priced_s)
-    prices.answer.set_result(Verdict((), Declined("it is too dear")))
-    while device.clock.monotonic() < spooled_at + idle_s + 2 * priced_s:
-        device.cycle.advance()
-        device.clock.advance(10.0)
-    assert ended
-    assert ended[0] >= spooled_at + idle_s + priced_s - 10.0
-
-
 def test_a_process_that_cannot_be_ended_is_ended_once(
     device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
