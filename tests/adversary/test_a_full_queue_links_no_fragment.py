@@ -14,7 +14,7 @@ Outcome: one in eight is right, as by chance.
 The same coordinator withholds the receipts, and sees each fragment again and again.
 
 Claim: how long it takes from each copy to the next tells nothing of which fragments are one board's.
-Parameters: two boards with 100 fragments each in a window of 5 s, at 2 a second, until 1,600 have left. Of
+Parameters: four boards with 100 fragments each in a window of 5 s, at 2 a second, until 3,200 have left. Of
     those whose first copies came one after the other, it takes two for one board's that took as long from
     copy to copy, three times.
 
@@ -50,7 +50,7 @@ from dpagent.protocol.topics import Topics
 from dpagent.storage import transaction
 
 BOARDS, FRAGMENTS, WINDOW_S, RATE, APART_S, ALPHA = 8, 60, 5.0, 10.0, 0.001, 1e-6
-COPIES, LEAVE = 4, 1_600
+COPIES, LEAVE = 4, 3_200
 PLAN = make_plan(compute_slot_s=5.0, jitter_window_s=WINDOW_S)
 Board = tuple[AgentState, Publisher, Line]
 
@@ -99,7 +99,7 @@ def boards(tmp_path: Path, clock: MovableClock) -> Iterator[list[Board]]:
 
 @pytest.fixture
 def slow_boards(tmp_path: Path, clock: MovableClock) -> Iterator[list[Board]]:
-    with fleet(tmp_path, clock, boards=2, fragments=100, rate=2.0) as found:
+    with fleet(tmp_path, clock, boards=4, fragments=100, rate=2.0) as found:
         yield found
 
 
@@ -176,4 +176,4 @@ def test_power_in_the_order_of_their_times_copies_tell_which_wait_together(
         publisher._departures._random.choice = lambda due: due[0]  # type: ignore[method-assign]
     share, probability = alike(slow_boards, clock)
     assert probability < ALPHA
-    assert share > 0.8
+    assert share > 0.7
