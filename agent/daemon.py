@@ -72,6 +72,7 @@ class Agent:
         settings: ``agent.yaml``, with paths resolved.
         clock: the program's; to be replaced in tests.
         sensors: the board's; likewise.
+        opening: the process of its start, if that runs already.
 
     Raises:
         ConfigurationError, DataError, LedgerError, StateInUseError, StorageError: The
@@ -79,7 +80,12 @@ class Agent:
     """
 
     def __init__(
-        self, settings: AgentSettings, *, clock: Clock | None = None, sensors: Sensors | None = None
+        self,
+        settings: AgentSettings,
+        *,
+        clock: Clock | None = None,
+        sensors: Sensors | None = None,
+        opening: Opening | None = None,
     ) -> None:
         self._clock, sensors = clock or SystemClock(), sensors or Sensors()
         self._began_at = self._clock.monotonic()
@@ -107,9 +113,11 @@ class Agent:
         )
         # It takes the directory's lock: nothing is decoded for a device that is running, or has no ledger.
         room = LedgerRoom.of(settings.limits, has_tokens=identity is not None)
-        opening = Opening()
+        opening = opening or Opening()
         try:
-            self._state = AgentState(settings.ledger_files, settings.lifetime_budgets, room)
+            self._state = AgentState(
+                settings.ledger_files, settings.lifetime_budgets, room, check=opening.replay
+            )
         except BaseException:
             opening.end()
             raise

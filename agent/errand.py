@@ -135,8 +135,8 @@ class Errand:
         self._asked.put(asked)
         return asked.answer
 
-    def wait(self, question: object) -> Any:
-        """The answer to the question, once it is there; ends the process in any case.
+    def answer(self, question: object) -> Any:
+        """The answer to the question, once it is there.
 
         Args:
             question: as of :meth:`ask`.
@@ -144,13 +144,17 @@ class Errand:
         Raises:
             DpagentError: as the program has it; or the process ended.
         """
-        try:
-            answer = self.ask(question).result()
-        finally:
-            self.end()
+        answer = self.ask(question).result()
         if isinstance(answer, Refusal):
             raise answer.error()
         return answer.value
+
+    def wait(self, question: object) -> Any:
+        """As :meth:`answer`; ends the process in any case."""
+        try:
+            return self.answer(question)
+        finally:
+            self.end()
 
     def end(self) -> None:
         """End the process, whatever it is at."""

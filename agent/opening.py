@@ -1,18 +1,23 @@
-"""The device's records when the agent starts: another process opens them, and tells their form.
+"""What another process does when the agent starts: it replays the ledger, opens the records, and tells their
+form.
 
 It decodes what has never been decoded, and takes the room of features (:mod:`agent.opening_program`). The
-agent itself never opens them: what it has in memory does not depend on how many there are.
+agent itself never opens them: what it has in memory does not depend on how many there are. One process does
+both, one after the other: each takes numpy, and a small board has no memory for two at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from agent.charges import Record
 from agent.data_form import DataForm
 from agent.data_settings import DataSettings
 from agent.errand import Errand, ErrandError
+from agent.pricing import replay_by
 from dpagent.errors import DataError
 
 _PROGRAM: Final = "agent.opening_program"
@@ -32,7 +37,7 @@ class OpenQuestion:
 
 
 class Opening:
-    """Starts the process, which gets ready while the agent looks at its ledger, and asks it once.
+    """Starts the process, which gets ready while the agent does.
 
     Raises:
         DataError: it cannot be started.
@@ -40,12 +45,17 @@ class Opening:
 
     def __init__(self) -> None:
         try:
-            self._errand = Errand(_PROGRAM)
+            self._errand = Errand(_PROGRAM, stays=True)
         except ErrandError as error:
             raise _not_opened(error) from error
 
+    def replay(self, records: Sequence[Record]) -> None:
+        """As :func:`agent.pricing.replay_apart`, in this process."""
+        replay_by(self._errand.answer, records)
+
     def form(self, settings: DataSettings, state_dir: Path) -> DataForm:
-        """Have the records opened, however long that takes, and what goes with them prepared.
+        """Have the records opened, however long that takes, and what goes with them prepared; then the
+        process ends.
 
         Args:
             settings: of the data, declared.

@@ -1,4 +1,4 @@
-"""The process that opens the device's records: ``python -m agent.opening_program DESCRIPTOR``, started by
+"""The process of an agent's start: ``python -m agent.opening_program DESCRIPTOR``, started by
 :mod:`agent.opening`."""
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from typing import cast
 from agent.data_form import DataForm
 from agent.errand_program import answer
 from agent.opening import OpenQuestion
+from agent.pricing_messages import ReplayQuestion
 from agent.records import CACHED_BYTES, Records
+from agent.replay import replay
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.declared import DType
 from dpagent.learning.data.opening import require_declared
@@ -37,5 +39,19 @@ def form_of(dataset: Dataset) -> DataForm:
     return DataForm(dataset.shape, cast(DType, str(dataset.dtype)), dataset.classes, dataset.class_names)
 
 
+def answered(question: OpenQuestion | ReplayQuestion) -> DataForm | None:
+    """The answer to a question.
+
+    Raises:
+        DpagentError: the ledger is wrong, or the records cannot be opened; the text says why.
+    """
+    match question:
+        case ReplayQuestion(records=records):
+            replay(records)
+            return None
+        case OpenQuestion():
+            return opened(question)
+
+
 if __name__ == "__main__":
-    answer(opened)
+    answer(answered)

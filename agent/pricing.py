@@ -16,7 +16,7 @@ remembered here.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
@@ -137,8 +137,18 @@ def replay_apart(records: Sequence[Record]) -> None:
     Raises:
         LedgerError: as there; or they cannot be checked on this board now.
     """
+    replay_by(lambda question: ask(_PROGRAM, question), records)
+
+
+def replay_by(answer: Callable[[ReplayQuestion], object], records: Sequence[Record]) -> None:
+    """As :func:`replay_apart`, in whatever process answers.
+
+    Args:
+        answer: the process's, or raises.
+        records: of the ledger.
+    """
     try:
-        ask(_PROGRAM, ReplayQuestion(tuple(records)))
+        answer(ReplayQuestion(tuple(records)))
     except LedgerError:
         raise
     except DpagentError as error:

@@ -3,8 +3,8 @@
 A real fleet of one device over TLS: Mosquitto, the coordinator, and ``dpagent run`` with 6,000 records of
 MNIST, for 60 rounds of `mnist-cnn` and of `scattering`. Every 30 ms all processes of the agent are looked at.
 What they share counts once, and pages of files as if no other program had them in memory
-(``benchmarks/process_memory.py``): so much a board has to have. The phases are those of the agent's log: idle
-before a plan; *preparing*, from the first plan to the first charge, in which engines are tried; *training
+(``benchmarks/process_memory.py``): so much a board has to have. The phases are those of the agent's log:
+*starting*, until it waits for a plan; idle before one; *preparing*, from the first plan to the first charge, in which engines are tried; *training
 beside a look*, to the 20th round, as a look at the data begins after the first and stands still in each;
 *training*, from then to the last round; and once the job is over and its model is kept, *finished*. Imports
 are looked at in processes of their own. The profile is that of a Raspberry Pi Zero 2 W with one core, where
@@ -122,6 +122,7 @@ def run() -> list[Figure]:
                     Figure("start of `dpagent run` until the broker has accepted it", run.start_s, "s")
                 )
             figures += [
+                Figure(f"{model}: starting, at most", most["starting"], "MiB"),
                 _against(f"{model}: idle, connected, before a plan", most["idle"], _WANTED_IDLE),
                 Figure(f"{model}: preparing, at most", most["preparing"], "MiB"),
                 Figure(f"{model}: training beside a look, at most", most["training beside a look"], "MiB"),
@@ -218,7 +219,7 @@ def _run_job(root: Path, data: Path, model: str) -> _Run:
         wait_until_ready(address)
         log = root / "agent.log"
         starts = [_connect(layout.agent_file(1), log) for _ in range(4)][1:] if model == "mnist-cnn" else []
-        with _agent(layout.agent_file(1), log) as process, Watch(process.pid) as watch:
+        with _agent(layout.agent_file(1), log) as process, Watch(process.pid, "starting") as watch:
             await_said("waiting for a plan", log, process, _CONNECT_S)
             watch.enter("idle")
             time.sleep(_IDLE_S)

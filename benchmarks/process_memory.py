@@ -60,10 +60,11 @@ class Watch:
 
     Args:
         process: the program's.
+        phase: that begins.
     """
 
-    def __init__(self, process: int) -> None:
-        self._process, self._phase = process, ""
+    def __init__(self, process: int, phase: str = "") -> None:
+        self._process, self._phase = process, phase
         self.most: dict[str, float] = {}
         """MiB, by phase."""
         self._stopped = threading.Event()

@@ -23,8 +23,15 @@ def run(
     """
     start_logging(log_level, log_format, "agent", MarkedFormatter(), is_private)
     stop = StopSignals()
-    from agent.daemon import Agent
+    settings = agent_settings(config, options)
+    from agent.opening import Opening
 
-    agent = Agent(agent_settings(config, options))  # It may decode records for a long time.
+    opening = Opening()  # It gets ready while this program loads the rest.
+    try:
+        from agent.daemon import Agent
+
+        agent = Agent(settings, opening=opening)  # It may decode records for a long time.
+    finally:
+        opening.end()
     agent.run(stop.serving())
     raise typer.Exit(stop.exit_code)

@@ -6,7 +6,6 @@ Rounds in tests would else wait for programs to start, and clocks that tests mov
 from __future__ import annotations
 
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 
 import agent.daemon
@@ -19,7 +18,6 @@ from agent.pricing import Verdict, verdict_of
 from agent.pricing_messages import PriceQuestion
 from agent.pricing_program import answered
 from agent.replay import replay
-from agent.state import AgentState
 
 
 class PricedHere:
@@ -40,7 +38,9 @@ class PricedHere:
 
 
 class OpenedHere:
-    """Opens records in the tests' process."""
+    """Replays ledgers, and opens records, in the tests' process."""
+
+    replay = staticmethod(replay)
 
     def form(self, settings: DataSettings, state_dir: Path) -> DataForm:
         return opened(OpenQuestion(settings, state_dir))
@@ -53,7 +53,7 @@ def answer_here() -> None:
     """Let agents that are made in this process, from now on, start no short processes."""
 
     for name, here in (
-        ("AgentState", partial(AgentState, check=replay)), ("Opening", OpenedHere),
+        ("Opening", OpenedHere),
         ("Pricing", lambda stays_s: PricedHere()),
     ):  # fmt: skip
         setattr(agent.daemon, name, here)
