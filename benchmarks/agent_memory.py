@@ -4,11 +4,11 @@ A real fleet of one device over TLS: Mosquitto, the coordinator, and ``dpagent r
 MNIST, for 60 rounds of `mnist-cnn` and of `scattering`. Every 30 ms all processes of the agent are looked at.
 What they share counts once, and pages of files as if no other program had them in memory
 (``benchmarks/process_memory.py``): so much a board has to have. The phases are those of the agent's log:
-*starting*, until it waits for a plan; idle before one; *preparing*, from the first plan to the first charge, in which engines are tried; *training
-beside a look*, to the 20th round, as a look at the data begins after the first and stands still in each;
-*training*, from then to the last round; and once the job is over and its model is kept, *finished*. Imports
-are looked at in processes of their own. The profile is that of a Raspberry Pi Zero 2 W with one core, where
-training and pricing end with the round.
+*starting*, until it waits for a plan; *idle* before one; *preparing*, from the first plan to the first
+charge, in which engines are tried; *training beside a look*, to the 20th round, as a look at the data begins
+after the first and stands still in each; *training*, from then to the last round; and once the job is over
+and its model is kept, *finished*. Imports are looked at in processes of their own. The profile is that of a
+Raspberry Pi Zero 2 W with one core, where training and pricing end with the round.
 
 The bytes that a round writes are what the kernel was given for the disk (``write_bytes`` of
 ``/proc/PID/io``) by the agent's main process from the second round's spool to the last one's, the fragments,
