@@ -15,8 +15,8 @@ from agent.ledger import Entry, read_entries
 from agent.replay import replay
 from agent.rounds import Rounds
 from agent.token_store import Conflict, TokenStore
+from dpagent.database_file import database_errors, open_readonly
 from dpagent.errors import LedgerError, StorageError
-from dpagent.storage import disk_errors, open_readonly
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def open_ledger(state_dir: Path) -> tuple[sqlite3.Connection, Path]:
     path = state_dir / "ledger.db"
     try:
         connection = open_readonly(path)
-        with disk_errors(path):
+        with database_errors(path):
             connection.execute("SELECT count(*) FROM entries").fetchone()
     except StorageError as error:
         raise LedgerError(f"{error} (`--state-dir` names the directory that holds ledger.db.)") from error
@@ -111,13 +111,13 @@ def evidence(state_dir: Path) -> list[Conflict]:
     Raises:
         LedgerError: There is no ledger.
     """
-    with closing(open_ledger(state_dir)[0]) as connection, disk_errors(state_dir / "ledger.db"):
+    with closing(open_ledger(state_dir)[0]) as connection, database_errors(state_dir / "ledger.db"):
         return TokenStore(connection).conflicts()
 
 
 def _repeatable(state_dir: Path, entries: Sequence[Entry]) -> list[int]:
     """The charges whose rounds an agent would run again, by the number of their entry."""
-    with closing(open_ledger(state_dir)[0]) as connection, disk_errors(state_dir / "ledger.db"):
+    with closing(open_ledger(state_dir)[0]) as connection, database_errors(state_dir / "ledger.db"):
         charged = Rounds(connection).charged()
     return [
         entry.number
@@ -134,7 +134,7 @@ def audit(state_dir: Path) -> VerifiedLedger:
     """
     connection, head_file = open_ledger(state_dir)
     try:
-        with disk_errors(state_dir / "ledger.db"):
+        with database_errors(state_dir / "ledger.db"):
             return verified_by(connection, read_head(head_file), head_file)
     except StorageError as error:
         raise LedgerError(str(error)) from error

@@ -41,15 +41,9 @@ from agent.replay import replay
 from agent.rounds import Rounds
 from agent.spool import Spool
 from agent.token_store import TokenStore
+from dpagent.database_file import database_errors, open_readonly, transaction
 from dpagent.errors import DamagedDatabaseError, LedgerError, UsageError
-from dpagent.storage import (
-    StateDirectory,
-    disk_errors,
-    open_readonly,
-    real_path,
-    replace_durably,
-    transaction,
-)
+from dpagent.storage import StateDirectory, disk_errors, real_path, replace_durably
 from dpagent.wording import counted
 
 _ROUNDED: Final = 1 + 1e-9
@@ -167,7 +161,7 @@ def put_back(backup: Path, files: LedgerFiles) -> None:
         StateInUseError, StorageError: It cannot be put there.
     """
     _verified(backup, read_head(_head_of(backup)))
-    with StateDirectory(files.state_dir), disk_errors(files.database):
+    with StateDirectory(files.state_dir), database_errors(files.database):
         if _is_newest(files):
             raise LedgerError(
                 f"{files.database} has every entry that its heads know, so it is not replaced by "
@@ -350,7 +344,7 @@ def _is_newest(files: LedgerFiles) -> bool:
 def _verified(database: Path, head: Head | None) -> VerifiedLedger:
     """The ledger in a copy."""
     try:
-        with closing(open_readonly(database)) as connection, disk_errors(database):
+        with closing(open_readonly(database)) as connection, database_errors(database):
             return verified_by(connection, head, _head_of(database))
     except DamagedDatabaseError as error:
         raise LedgerError(str(error)) from error
@@ -362,7 +356,7 @@ def _head_of(backup: Path) -> Path:
 
 def _empty_spool(file: Path) -> None:
     """Give up, in a copy, what waits to be sent, and tokens; no byte of them stays, nor of what was sent."""
-    with disk_errors(file), closing(sqlite3.connect(file, isolation_level=None)) as copy:
+    with database_errors(file), closing(sqlite3.connect(file, isolation_level=None)) as copy:
         copy.execute("PRAGMA journal_mode=MEMORY")  # No other file has what is deleted.
         copy.execute("PRAGMA secure_delete=ON")
         with transaction(copy):
@@ -375,7 +369,7 @@ def _empty_spool(file: Path) -> None:
 
 def _copy(source: sqlite3.Connection, file: Path) -> None:
     """Copy a database, durably, into one file that needs no other."""
-    with disk_errors(file):
+    with database_errors(file):
         file.unlink(missing_ok=True)
         os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         with closing(sqlite3.connect(file)) as copy:

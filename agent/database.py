@@ -23,9 +23,10 @@ from agent.rounds import Rounds, create_rounds
 from agent.spool import Spool, create_spool
 from agent.token_store import TokenStore, create_tokens
 from dpagent import faults
+from dpagent.database_file import database_errors, open_database, require_whole, transaction
 from dpagent.errors import DamagedDatabaseError, LedgerError, StorageError
 from dpagent.faults import FaultPoint
-from dpagent.storage import StateDirectory, disk_errors, open_database, require_whole, transaction
+from dpagent.storage import StateDirectory
 from dpagent.wording import counted
 
 _PAGE_BYTES: Final = 512
@@ -51,7 +52,7 @@ def ledger_errors(database: Path) -> Iterator[None]:
         StorageError: It cannot be used now.
     """
     try:
-        with disk_errors(database):
+        with database_errors(database):
             yield
     except DamagedDatabaseError as error:
         raise LedgerError(

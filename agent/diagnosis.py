@@ -35,6 +35,7 @@ from agent.rows import RowStore
 from agent.sensors import Sensors
 from agent.settings import AgentSettings, on_board
 from dpagent.clock import SystemClock
+from dpagent.database_file import database_errors
 from dpagent.diagnosis import (
     Finding,
     clock,
@@ -298,7 +299,7 @@ def _budget(
 def _declined(settings: AgentSettings) -> Iterator[Finding]:
     """Why the board sat out rounds of the job that it heard of last."""
     try:
-        with closing(open_ledger(settings.state_dir)[0]) as connection, disk_errors(settings.state_dir):
+        with closing(open_ledger(settings.state_dir)[0]) as connection, database_errors(settings.state_dir):
             declined = declined_rounds(connection)
     except DpagentError:
         return  # The ledger was read just now.

@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 
 from agent.limit_settings import LimitSettings
 from agent.spool import SETTLED_KEPT
+from dpagent.database_file import transaction
 from dpagent.errors import StorageError
 from dpagent.protocol.dummies import MAX_DUMMIES
-from dpagent.storage import transaction
 
 _DUMMY_BYTES: Final = 320
 _DUMMY_WITH_TOKEN_BYTES: Final = 1_500

@@ -26,9 +26,9 @@ from agent.rounds import RoundState
 from agent.sensors import Sensors, text_in
 from agent.settings import AgentSettings
 from agent.status import Doing, Link, RoundStatus, Status, presence_of, read_status
+from dpagent.database_file import database_errors
 from dpagent.errors import DpagentError, LedgerError, StorageError
 from dpagent.status_file import Presence
-from dpagent.storage import disk_errors
 
 _LEFT_TO_DO: Final = (RoundState.OFFERED, RoundState.CHARGED, RoundState.SITTING_OUT)
 _TELLS_WHY: Final = (RoundState.DECLINED, RoundState.SITTING_OUT, RoundState.SAT_OUT)
@@ -170,7 +170,7 @@ def overview_of(settings: AgentSettings, sensors: Sensors) -> Overview:
     receipted_at: float | None = None
     try:
         accounts = _accounts(settings)
-        with closing(open_ledger(settings.state_dir)[0]) as connection, disk_errors(settings.state_dir):
+        with closing(open_ledger(settings.state_dir)[0]) as connection, database_errors(settings.state_dir):
             known, receipted_at = _round(connection, announced), _receipted_at(connection)
     except DpagentError as error:
         problem = str(error)
@@ -262,7 +262,7 @@ def _require_readable(state_dir: Path) -> None:
 def _accounts(settings: AgentSettings) -> tuple[Account, ...]:
     """The budgets, without pricing every charge again: that is the auditor's, and takes a board a while."""
     files = settings.ledger_files
-    with closing(open_ledger(files.state_dir)[0]) as connection, disk_errors(files.database):
+    with closing(open_ledger(files.state_dir)[0]) as connection, database_errors(files.database):
         spent = {
             name: _spent(connection, name)
             for (name,) in connection.execute(

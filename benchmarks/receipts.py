@@ -43,6 +43,7 @@ from benchmarks.figures import BenchmarkError, Figure, Skipped
 from coordinator.brokers.mosquitto import find_mosquitto
 from coordinator.keys import load_signer
 from dpagent.clock import SystemClock
+from dpagent.database_file import transaction
 from dpagent.privacy.mechanisms.wire import round_to_wire
 from dpagent.protocol.fragments import cut
 from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, Plan
@@ -50,7 +51,6 @@ from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.signing import Verifier
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.topics import Topics
-from dpagent.storage import transaction
 from dpagent.transport.events import Received
 from dpagent.transport.session import MqttSession, Subscription
 from dpagent.transport.settings import MqttSettings

@@ -144,14 +144,14 @@ def show(
     """
     from agent.audit import audit, open_ledger
     from agent.rounds import declined_rounds, energy_of_jobs, noise_alone_rounds
-    from dpagent.storage import disk_errors
+    from dpagent.database_file import database_errors
 
     state_dir = ledger_files(state_dir, config).state_dir
     ledger = audit(state_dir)
     datasets = summary_of(ledger)
     connection, _ = open_ledger(state_dir)
     try:
-        with disk_errors(state_dir / "ledger.db"):
+        with database_errors(state_dir / "ledger.db"):
             declined, noise_alone, energy = [
                 [asdict(entry) for entry in read(connection)]
                 for read in (declined_rounds, noise_alone_rounds, energy_of_jobs)

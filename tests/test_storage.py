@@ -18,17 +18,9 @@ from pathlib import Path
 import pytest
 from children import PATIENCE_S
 
+from dpagent.database_file import database_errors, open_database, open_readonly, transaction
 from dpagent.errors import StateInUseError, StorageError
-from dpagent.storage import (
-    StateDirectory,
-    disk_errors,
-    open_database,
-    open_readonly,
-    real_path,
-    transaction,
-    write_atomically,
-    write_over_spare,
-)
+from dpagent.storage import StateDirectory, disk_errors, real_path, write_atomically, write_over_spare
 
 _HOLD = """
 import sys
@@ -311,7 +303,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing_half_written(tmp_path: Pat
     connection.execute(f"PRAGMA max_page_count={pages + 5}")
 
     def fill() -> None:
-        with disk_errors(path), transaction(connection):
+        with database_errors(path), transaction(connection):
             for _ in range(100):
                 connection.execute("INSERT INTO things VALUES (?)", ("x" * 1_000,))
 
@@ -319,7 +311,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing_half_written(tmp_path: Pat
         fill()
     assert not connection.in_transaction
     assert connection.execute("SELECT count(*) FROM things").fetchone()[0] == 0
-    with disk_errors(path), transaction(connection):
+    with database_errors(path), transaction(connection):
         connection.execute("INSERT INTO things VALUES ('small')")
     connection.close()
     connection = open_database(path, [things])
@@ -333,7 +325,7 @@ def test_a_locked_database_is_a_sentence(tmp_path: Path) -> None:
     other.execute("PRAGMA busy_timeout=10")
 
     def write() -> None:
-        with disk_errors(path), transaction(other):
+        with database_errors(path), transaction(other):
             other.execute("INSERT INTO things VALUES ('late')")
 
     with transaction(one), pytest.raises(StorageError, match="locked by another program"):

@@ -160,11 +160,11 @@ def _ledger(state_dir: Path) -> Part:
     from agent.audit import audit, open_ledger
     from agent.rounds import declined_rounds
     from cli.budget import summary_of
-    from dpagent.storage import disk_errors
+    from dpagent.database_file import database_errors
 
     try:
         ledger = audit(state_dir)
-        with closing(open_ledger(state_dir)[0]) as connection, disk_errors(state_dir):
+        with closing(open_ledger(state_dir)[0]) as connection, database_errors(state_dir):
             declined = [asdict(each) for each in declined_rounds(connection)]
     except DpagentError as error:
         return _json("ledger.json", {"problem": str(error)}, str(error))

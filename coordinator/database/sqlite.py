@@ -19,15 +19,9 @@ from typing import Any, Final
 from coordinator.database import schema
 from coordinator.database.interface import Database, Reader, Result, Row
 from coordinator.database.schema import Part, Schema, Step
+from dpagent.database_file import Migration, database_errors, open_database, open_readonly, transaction
 from dpagent.errors import NotReadyError, StateInUseError, StorageError
-from dpagent.storage import (
-    Migration,
-    StateDirectory,
-    disk_errors,
-    open_database,
-    open_readonly,
-    transaction,
-)
+from dpagent.storage import StateDirectory
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +75,7 @@ class _Session(Reader):
 
     def errors(self) -> contextlib.AbstractContextManager[None]:
         """See :class:`Reader`."""
-        return disk_errors(self.file)
+        return database_errors(self.file)
 
     def close(self) -> None:
         """See :class:`Reader`."""
@@ -193,7 +187,7 @@ class SqliteDatabase(_Session, Database):
     @contextlib.contextmanager
     def transaction(self, *, shared: bool = False) -> Iterator[None]:
         """See :class:`Database`; here none is shared."""
-        with disk_errors(self.file), transaction(self.connection):
+        with database_errors(self.file), transaction(self.connection):
             yield
 
     def version(self) -> int:
@@ -213,7 +207,7 @@ class SqliteDatabase(_Session, Database):
         """Fold the log, which has deleted values too, into the database, if they are to be erased."""
         if not self._erases:
             return
-        with disk_errors(self.file):
+        with database_errors(self.file):
             is_busy, *_ = self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if is_busy:
             log.warning(
@@ -226,7 +220,7 @@ def _is_up_to_date(file: Path) -> bool:
     """Whether there is a database, with all tables of this version or of a later one."""
     if not file.exists():
         return False
-    with contextlib.closing(open_readonly(file)) as connection, disk_errors(file):
+    with contextlib.closing(open_readonly(file)) as connection, database_errors(file):
         return int(connection.execute("PRAGMA user_version").fetchone()[0]) >= len(
             schema.steps_of(Part.ROUNDS)
         )

@@ -43,11 +43,11 @@ from scipy import stats
 from agent.publisher import Publisher
 from agent.spool import SpooledFragment
 from agent.state import AgentState
+from dpagent.database_file import transaction
 from dpagent.protocol.codec import decode
 from dpagent.protocol.messages import Fragment, Plan
 from dpagent.protocol.receipts import receipt_digest
 from dpagent.protocol.topics import Topics
-from dpagent.storage import transaction
 
 BOARDS, FRAGMENTS, WINDOW_S, RATE, APART_S, ALPHA = 8, 60, 5.0, 10.0, 0.001, 1e-6
 COPIES, LEAVE = 4, 3_200

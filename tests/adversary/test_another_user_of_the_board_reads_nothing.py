@@ -29,7 +29,8 @@ import pytest
 from devices import open_device
 from fleets import update_plan
 
-from dpagent.storage import StateDirectory, open_database
+from dpagent.database_file import open_database
+from dpagent.storage import StateDirectory
 
 _STRANGER = 12_345
 

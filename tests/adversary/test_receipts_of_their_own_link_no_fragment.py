@@ -41,10 +41,10 @@ from scipy import stats
 from agent.publisher import Publisher
 from agent.spool import SpooledFragment
 from agent.state import AgentState
+from dpagent.database_file import transaction
 from dpagent.protocol.messages import Fragment, Plan
 from dpagent.protocol.receipts import receipt_place
 from dpagent.protocol.topics import Topics
-from dpagent.storage import transaction
 
 BOARDS, FRAGMENTS, WINDOW_S, STEP_S, ALPHA = 8, 40, 100.0, 0.01, 1e-6
 ANSWER_S = 0.5

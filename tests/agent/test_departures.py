@@ -18,9 +18,9 @@ from agent.publisher import Publisher
 from agent.spool import SpooledFragment
 from agent.state import AgentState
 from dpagent.clock import Clock, SystemClock
+from dpagent.database_file import transaction
 from dpagent.protocol.messages import Fragment, Plan
 from dpagent.protocol.topics import Topics
-from dpagent.storage import transaction
 
 PLAN = make_plan(receipts="fragment", compute_slot_s=1.0, jitter_window_s=1.0)
 TOPICS = Topics("testers")

@@ -16,11 +16,11 @@ from agent.daemon import Agent
 from agent.identity import Identity
 from agent.settings import load_agent_settings
 from agent.spool import SpooledFragment
+from dpagent.database_file import transaction
 from dpagent.protocol.codec import decode
 from dpagent.protocol.messages import Fragment, Plan
 from dpagent.protocol.receipts import receipt_place
 from dpagent.protocol.topics import Topics
-from dpagent.storage import transaction
 
 TOPICS = Topics("testers")
 BLOCKS = 4

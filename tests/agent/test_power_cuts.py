@@ -36,6 +36,7 @@ import agent.custody
 import agent.database
 import agent.heads
 import agent.state
+import dpagent.database_file
 import dpagent.storage
 from agent.audit import audit, open_ledger, verify
 from agent.charges import Budget
@@ -91,7 +92,7 @@ def _kill_at(step: int) -> None:
         point()
 
     agent.heads.write_over_spare = write_over_spare
-    dpagent.storage.replace_durably = replace_durably
+    dpagent.storage.replace_durably = dpagent.database_file.replace_durably = replace_durably
     agent.database.transaction = agent.state.transaction = agent.custody.transaction = transaction
 
 
@@ -179,7 +180,8 @@ def test_a_kill_at_any_line_of_a_beginning_leaves_no_ledger_or_one_that_is_whole
 def _begin_until(files: LedgerFiles, line: int) -> None:
     """Begin a ledger, and be killed before that line of those that are run for it."""
     lines = itertools.count()
-    ours = {agent.custody.__file__, agent.heads.__file__, agent.database.__file__, dpagent.storage.__file__}
+    modules = (agent.custody, agent.heads, agent.database, dpagent.database_file, dpagent.storage)
+    ours = {module.__file__ for module in modules}
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
         if frame.f_code.co_filename not in ours:

@@ -21,9 +21,9 @@ from scipy import stats
 from agent.publisher import Publisher
 from agent.spool import SpooledFragment
 from agent.state import AgentState
+from dpagent.database_file import transaction
 from dpagent.protocol.messages import Fragment, Plan
 from dpagent.protocol.topics import Topics
-from dpagent.storage import transaction
 from dpagent.transport.events import Acknowledged, Connected
 
 SLOT_S, JITTER_S = 40.0, 100.0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent.spool import Spool, SpooledFragment, create_spool
-from dpagent.storage import transaction
+from dpagent.database_file import transaction
 
 
 @pytest.fixture
