@@ -232,15 +232,18 @@ class LatestModel:
             self._tell()
         if self._running is None:
             return
-        code, why_not = self._running.code(), self._running.why_not_run()
-        if code is not None:
-            self._running = None
-            if why_not is not None:
+        is_over, code = self._running.is_over(), self._running.code()
+        if is_over:
+            if (why_not := self._running.why_not_run()) is not None:
                 log.error("model.command %s cannot be run: %s", self._command[0], why_not)
             elif code:
                 log.error("model.command %s ended with exit code %d", self._command[0], code)
+            self._running = None
         elif self._clock.monotonic() >= self._ends_at:
-            log.error("model.command %s took more than %g s and was ended", self._command[0], _COMMAND_S)
+            hint = "" if code is None else "; what it starts and is to go on has to leave its group (setsid)"
+            log.error(
+                "model.command %s took more than %g s and was ended%s", self._command[0], _COMMAND_S, hint
+            )
             self.stop()
 
     def close(self) -> None:

@@ -1,5 +1,9 @@
 """A command of the board's owner that runs beside the agent: nothing waits for it, wherever its file lies. It
-ends with the agent, however that ends, also while it stands still."""
+ends with the agent, however that ends, also while it stands still.
+
+What it has started belongs to it, and is held and ended with it, for as long as that stays in its process
+group; also when the command itself has ended, as a shell does that leaves programs in the background.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO, Final
 
 from agent.leash import Leash
@@ -15,6 +20,9 @@ from agent.leash import Leash
 _LAUNCHER: Final = ("/bin/sh", "-c", 'exec "$@"', "sh")
 """Python waits, its lock held, until the system has opened the file of a program that it starts: on a mount
 that hangs, for ever. A shell of the board's own waits in its place."""
+_NOT_OURS: Final = (ProcessLookupError, PermissionError)
+"""What the kernel says of a group that has ended, or is another user's, as one is that ``sudo`` began: nobody
+here can hold or end that."""
 _ENDING_S: Final = 1.0
 """What is killed ends at once, unless the system itself waits for a disk in its name."""
 _NOT_RUN: Final = {126: "it is no program that this user may run", 127: "there is no such program"}
@@ -60,9 +68,36 @@ class OwnersCommand:
 
     def code(self) -> int | None:
         """Its exit code; None: it runs."""
-        if (code := self._process.poll()) is not None:
-            self._leash.let_go()
-        return code
+        return self._process.poll()
+
+    def is_over(self) -> bool:
+        """Whether it has ended, and all of its process group."""
+        if self.code() is None or self._has_left():
+            return False
+        self.let_be()
+        return True
+
+    def _has_left(self) -> bool:
+        """Whether it has left programs in its group when it ended. As long as there are any, no process gets
+        its number: so one that has it is of another group."""
+        if Path(f"/proc/{self._process.pid}").exists():
+            return False
+        try:
+            # In a container they are this process's children now, and of the group until it has waited for
+            # them.
+            while os.waitpid(-self._process.pid, os.WNOHANG) != (0, 0):
+                pass
+        except ChildProcessError:
+            pass
+        try:
+            os.killpg(self._process.pid, 0)
+        except _NOT_OURS:
+            return False
+        return True
+
+    def let_be(self) -> None:
+        """It has ended: what it has left may go on."""
+        self._leash.let_go()
 
     def why_not_run(self) -> str | None:
         """Why it could not be run, by its exit code; None: it was."""
@@ -70,14 +105,18 @@ class OwnersCommand:
 
     def hold(self, *, is_held: bool) -> None:
         """Let it stand still, with the programs that it has started, or go on."""
-        with contextlib.suppress(ProcessLookupError):
-            if self.code() is None:  # So that nobody else has its number.
+        with contextlib.suppress(*_NOT_OURS):
+            if self.code() is None or self._has_left():  # So that nobody else has its number.
                 os.killpg(self._process.pid, signal.SIGSTOP if is_held else signal.SIGCONT)
 
     def end(self) -> bool:
         """End it, with the programs that it has started; whether it is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(*_NOT_OURS):
+            if self.code() is None or self._has_left():  # As above.
+                os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_ENDING_S)
-        return self.code() is not None
+        if self.code() is None:
+            return False
+        self.let_be()
+        return True

@@ -99,6 +99,8 @@ class Question:
             self._answer = Answer(None, f"it has not ended within {_LONGEST_S:g} s")
 
     def _forget(self) -> None:
+        if self._running is not None:
+            self._running.let_be()
         if self._output is not None:
             self._output.close()
         self._running, self._output, self._is_late = None, None, False

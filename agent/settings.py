@@ -73,7 +73,8 @@ class ModelFileSettings(Settings):
     command: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Program and arguments to run when the file has changed, with its path as the last argument; it has 60
     seconds, without the times in which a round is decided on or trains: as it may read records, it is stopped
-    then (``SIGSTOP``). Nothing is run by default."""
+    then (``SIGSTOP``). So it is with all that it leaves running: what is to go on has to leave its process
+    group (``setsid``), and must not read records. Nothing is run by default."""
 
 
 class MembershipSettings(Settings):

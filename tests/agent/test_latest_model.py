@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
+import os
+import signal
 import sys
 import threading
 import time
@@ -292,6 +295,36 @@ def test_the_command_stands_still_with_a_look_at_the_data(tmp_path: Path, clock:
     latest.tend()
     wait_until(lambda: len(noted.read_text().split()) == 2, "the next command")
     latest.stop()
+
+
+def test_what_the_command_leaves_in_the_background_stands_still_and_ends_too(
+    tmp_path: Path, clock: MovableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before, a shell that had left a program behind was over, and the program went on beside training, at a
+    higher priority."""
+    noted = tmp_path / "noted"
+    shell = f"while :; do :; done & echo $! > {noted}"
+    latest = LatestModel(settings_in(tmp_path, command=["/bin/sh", "-c", shell]), clock)
+    kept(latest, b"new")
+    wait_until(lambda: noted.exists() and noted.read_text().strip(), "the shell's child")
+    left = int(noted.read_text())
+    try:
+        wait_until(lambda: not is_running(os.getpgid(left)), "the shell's end")
+        latest.tend()
+        latest.hold()
+        wait_until(lambda: state_of(left) == "T", "a program that stands still")
+        clock.advance(61.0)
+        latest.go_on()
+        wait_until(lambda: state_of(left) == "R", "a program that goes on")
+        latest.tend()
+        assert is_running(left), "its time is not over"
+        clock.advance(61.0)
+        latest.tend()
+        wait_until(lambda: not is_running(left), "its end")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(left, signal.SIGKILL)
+    assert "took more than 60 s and was ended; what it starts and is to go on" in caplog.text
 
 
 def state_of(process: int) -> str:

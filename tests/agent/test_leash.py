@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -114,6 +115,41 @@ def test_what_a_command_leaves_running_goes_on_when_it_has_ended(tmp_path: Path)
     time.sleep(0.2)
     assert state_of(left) == "S"
     os.kill(left, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("executed", "_adopting")
+def test_what_a_command_has_left_is_over_when_it_has_ended_in_a_container_too() -> None:
+    """There it stays on the system's list until this process waits for it."""
+    command = OwnersCommand(["/bin/sh", "-c", "sleep 0.5 &"])
+    wait_until(lambda: command.code() == 0, "the command")
+    assert not command.is_over()
+    wait_until(command.is_over, "the end of what it has left")
+
+
+OF_ANOTHER_USER = """
+    import os
+    from agent.owners_command import OwnersCommand
+
+    running = OwnersCommand(["/bin/sleep", "600"])
+    os.setuid(65_534)  # As if the command had been given to another user by `sudo`.
+    print(running.process, flush=True)
+    running.hold(is_held=True)
+    running.hold(is_held=False)
+    print(running.is_over(), running.end(), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+def test_a_command_of_another_user_ends_nothing() -> None:
+    """Before, the agent ended where a round began while it went on."""
+    arguments = [sys.executable, "-c", textwrap.dedent(OF_ANOTHER_USER)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    agent = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
+    process, *rest = agent.stdout.split()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(process), signal.SIGKILL)
+    assert agent.returncode == 0, agent.stderr
+    assert rest == ["False", "False"]
 
 
 def test_no_descriptor_is_left(tmp_path: Path) -> None:
