@@ -217,7 +217,7 @@ class LatestModel:
         if not self._command:
             return
         try:
-            self._running = OwnersCommand([*self._command, str(self.file)])
+            self._running = OwnersCommand([*self._command, str(self.file)], reads_records=True)
         except OSError as error:
             log.error("model.command %s cannot be run: %s", self._command[0], error.strerror)
             return

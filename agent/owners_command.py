@@ -20,6 +20,13 @@ from agent.leash import Leash
 _LAUNCHER: Final = ("/bin/sh", "-c", 'exec "$@"', "sh")
 """Python waits, its lock held, until the system has opened the file of a program that it starts: on a mount
 that hangs, for ever. A shell of the board's own waits in its place."""
+_ENDS_FIRST: Final = (
+    "/bin/sh",
+    "-c",
+    '{ echo 1000 > /proc/self/oom_score_adj; } 2> /dev/null; exec "$@"',
+    "sh",
+)
+"""The same, as of :func:`agent.priority.end_first`."""
 _NOT_OURS: Final = (ProcessLookupError, PermissionError)
 """What the kernel says of a group that has ended, or is another user's, as one is that ``sudo`` began: nobody
 here can hold or end that."""
@@ -36,6 +43,8 @@ class OwnersCommand:
         command: program and arguments.
         output: for all that it prints; None: nobody reads it.
         is_silent: whether nobody reads what it says of its errors; else it goes where the agent's own does.
+        reads_records: whether it may. The system then ends it, with what it starts, before any other program
+            where memory runs out: how much it takes is a matter of records.
 
     Raises:
         OSError: no process can be started.
@@ -43,12 +52,17 @@ class OwnersCommand:
     """
 
     def __init__(
-        self, command: Sequence[str], output: IO[bytes] | None = None, *, is_silent: bool = False
+        self,
+        command: Sequence[str],
+        output: IO[bytes] | None = None,
+        *,
+        is_silent: bool = False,
+        reads_records: bool = False,
     ) -> None:
         self._leash = Leash()
         try:
             self._process = subprocess.Popen(
-                [*_LAUNCHER, *command],
+                [*(_ENDS_FIRST if reads_records else _LAUNCHER), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL if output is None else output,
                 stderr=subprocess.DEVNULL if is_silent else None,

@@ -327,6 +327,20 @@ def test_what_the_command_leaves_in_the_background_stands_still_and_ends_too(
     assert "took more than 60 s and was ended; what it starts and is to go on" in caplog.text
 
 
+def test_where_memory_runs_out_the_command_ends_before_training(tmp_path: Path, clock: MovableClock) -> None:
+    """It may read records, and take as much as they make it take, also while it stands still. Before, the
+    system ended the training process where that was the larger one."""
+    noted = tmp_path / "noted"
+    shell = f"sleep 600 & echo $! > {noted}; wait"
+    latest = LatestModel(settings_in(tmp_path, command=["/bin/sh", "-c", shell]), clock)
+    kept(latest, b"new")
+    wait_until(lambda: noted.exists() and noted.read_text().strip(), "the shell's child")
+    child = int(noted.read_text())
+    for process in (child, os.getpgid(child)):
+        assert Path(f"/proc/{process}/oom_score_adj").read_text().strip() == "1000"
+    latest.stop()
+
+
 def state_of(process: int) -> str:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
