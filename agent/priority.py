@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import ctypes
 import os
 import platform
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
+
+ResultT = TypeVar("ResultT")
 
 _IOPRIO_SET: Final = {"x86_64": 251, "i686": 289, "aarch64": 30, "riscv64": 30, "armv7l": 314, "armv6l": 314}
 """Numbers of the system call ioprio_set(2), which the C library has no function for."""
 _WHO_PROCESS: Final = 1
 _CLASS_IDLE: Final = 3 << 13
 _NICEST: Final = 19
+_ENDS_BY: Final = Path("/proc/self/oom_score_adj")
 
 
 def give_way(niceness: int) -> None:
@@ -39,7 +46,7 @@ def end_first() -> None:
     training process, and so make a round late.
     """
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        _ENDS_BY.write_text("1000")
 
 
 def give_way_to_all() -> None:
@@ -52,6 +59,34 @@ def give_way_to_all() -> None:
     give_way(_NICEST)
     with contextlib.suppress(OSError):  # A sandbox may forbid it.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def behind_all(work: Callable[[], ResultT]) -> ResultT:
+    """What ``work`` gives, which has given way to all others meanwhile; the program has its place again then.
+
+    Args:
+        work: reads records. Another thread does it: a program cannot take back what it has given way.
+
+    Raises:
+        Exception: whatever ``work`` raises.
+    """
+    answer: Future[ResultT] = Future()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        give_way_to_all()
+        try:
+            answer.set_result(context.run(work))
+        except BaseException as error:  # noqa: BLE001 - it is raised below
+            answer.set_exception(error)
+
+    before = _ENDS_BY.read_text() if _ENDS_BY.exists() else ""
+    try:
+        threading.Thread(target=run, name="behind all", daemon=True).start()
+        return answer.result()
+    finally:
+        with contextlib.suppress(OSError):
+            _ENDS_BY.write_text(before)
 
 
 def _is_of_kernel() -> bool:

@@ -45,36 +45,44 @@ def check(
     """Read every record on this device once and report what is there.
 
     Nothing leaves the machine and no budget is spent. The output is private: counts and pictures
-    are for the owner of the data. Exits with 4 if the data cannot be read, or do not fit the model.
+    are for the owner of the data. All other programs of the machine come first.
+    Exits with 4 if the data cannot be read, or do not fit the model.
     """
     if picture is not None and picture.suffix not in (".svg", ".png"):
         raise UsageError(f"`--picture`: got {str(picture)!r}; expected a name that ends in .svg or .png.")
 
+    from agent.priority import behind_all
     from cli.data.page import as_json, page
-    from dpagent.learning.data.checking import examine
+    from dpagent.learning.data.checking import Findings, examine
     from dpagent.learning.data.opening import advice_on_shape, fitted, open_inferred
     from dpagent.learning.data.settings import DatasetSettings
     from dpagent.learning.fitting import check_fits
     from dpagent.learning.model_files import find_model
+    from dpagent.learning.models.spec import ModelSpec
     from dpagent.storage import write_atomically
 
-    # Here, "." was not forgotten but meant.
-    settings = data.settings(DatasetSettings, path=path.absolute() if path == Path() else path)
-    spec = None if model is None else find_model(model)
-    if spec is not None:
-        settings = fitted(settings, spec.input_shape)
-    dataset, declared = open_inferred(settings)
-    misfit = None
-    try:
+    def look() -> tuple[DatasetSettings, ModelSpec | None, str | None, Findings]:
+        # Here, "." was not forgotten but meant.
+        settings = data.settings(DatasetSettings, path=path.absolute() if path == Path() else path)
+        spec = None if model is None else find_model(model)
         if spec is not None:
-            check_fits(dataset, spec, advise=advice_on_shape)
-    except DpagentError as error:
-        misfit = str(error)
-    findings = examine(dataset)
-    if picture is not None:
-        from cli.data.picture import draw
+            settings = fitted(settings, spec.input_shape)
+        dataset, declared = open_inferred(settings)
+        misfit = None
+        try:
+            if spec is not None:
+                check_fits(dataset, spec, advise=advice_on_shape)
+        except DpagentError as error:
+            misfit = str(error)
+        findings = examine(dataset)
+        if picture is not None:
+            from cli.data.picture import draw
 
-        write_atomically(picture, draw(dataset, picture.suffix), mode=0o600)
+            write_atomically(picture, draw(dataset, picture.suffix), mode=0o600)
+        return declared, spec, misfit, findings
+
+    # On a board that trains, a record that is slow to read would make its round late.
+    declared, spec, misfit, findings = behind_all(look)
     with reader_may_leave():
         if json_file is not None:
             write_json(json_file, as_json(findings, model=model, misfit=misfit))

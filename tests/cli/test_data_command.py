@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import hostile_files as hostile
 import numpy as np
 import pytest
 import yaml
-from commands import Result, dpagent, dpagent_process
+from brokers import wait_until
+from children import Child
+from commands import Result, command_line, dpagent, dpagent_process
 from fleets import write_agent
 from formats import two_records
 from pictures import encoded, folder_of, noise, write, zip_of
@@ -250,6 +254,32 @@ def test_without_matplotlib_or_pillow_the_extra_is_named(photos: Path, tmp_path:
     assert (result.returncode, "'demo'" in result.stderr) == (3, True)
     result = dpagent_process("data", "check", photos, before=hide.format("PIL"))
     assert (result.returncode, "'images'" in result.stderr) == (3, True)
+
+
+def scheduling_of(process: int) -> set[tuple[int, int]]:
+    """Niceness and policy of all threads, by proc_pid_stat(5)."""
+    stats = [
+        each.read_text().rpartition(")")[2].split() for each in Path(f"/proc/{process}/task").glob("*/stat")
+    ]
+    return {(int(fields[16]), int(fields[38])) for fields in stats}
+
+
+def test_it_gives_way_to_a_round(tmp_path: Path) -> None:
+    """How long it takes, and how much memory, is a matter of records. Before, training on one core took ten
+    times as long beside it, if one was slow to decode."""
+    folder_of(tmp_path / "photos", "cat/1.png", "fox/2.png", width=8, height=8)
+    write(tmp_path / "photos" / "fox" / "slow.jpg", hostile.slow_jpeg())
+    command = command_line("data", "check", tmp_path / "photos", "--size", "8", "--mode", "rgb")
+    with Child(command, tmp_path / "check.log") as child:
+        process = child.process.pid
+        wait_until(lambda: (19, os.SCHED_IDLE) in scheduling_of(process), "its place behind all others")
+        assert Path(f"/proc/{process}/oom_score_adj").read_text().strip() == "1000"
+
+
+def test_whoever_looks_has_its_place_again(photos: Path) -> None:
+    before = scheduling_of(os.getpid()), Path("/proc/self/oom_score_adj").read_text()
+    assert check(photos).returncode == 0
+    assert before == (scheduling_of(os.getpid()), Path("/proc/self/oom_score_adj").read_text())
 
 
 def test_control_characters_of_a_file_name_do_not_reach_the_terminal(tmp_path: Path) -> None:
