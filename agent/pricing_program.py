@@ -12,6 +12,7 @@ from agent.pricing_messages import Priced, PriceQuestion, ReplayQuestion
 from agent.replay import replay
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.protocol.task import RoundTask
+from dpagent.resident_memory import stay_in_memory
 
 
 def answered(question: PriceQuestion | ReplayQuestion) -> Priced | None:
@@ -52,4 +53,5 @@ def priced(question: PriceQuestion) -> Priced:
 
 
 if __name__ == "__main__":
+    stay_in_memory()
     answer(answered)

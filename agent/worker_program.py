@@ -32,6 +32,7 @@ from agent.training_messages import (
 from dpagent.errors import said
 from dpagent.learning.subnormals import flush_subnormals
 from dpagent.protocol.task import RoundTask
+from dpagent.resident_memory import stay_in_memory
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ def serve(connection: Connection) -> None:
     """Answer until the agent hangs up, which ends the process."""
     start: Start = connection.recv()
     give_way(start.settings.niceness + MORE_NICENESS)  # Before there are other threads.
+    stay_in_memory()
     flushes = flush_subnormals()
     answers, questions = SaidOver(connection), _Questions(connection)
     logging.basicConfig(level=start.log_level, handlers=[answers], format="%(message)s")

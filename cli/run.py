@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import typer
 
 from agent.marked_log import MarkedFormatter, is_private
 from cli.configurations import AgentConfig, SetOptions, agent_settings
 from cli.daemons import LogFormat, LogFormatOption, LogLevel, LogLevelOption, StopSignals, start_logging
+
+log = logging.getLogger(__name__)
 
 
 def run(
@@ -23,6 +27,14 @@ def run(
     """
     start_logging(log_level, log_format, "agent", MarkedFormatter(), is_private)
     stop = StopSignals()
+    from dpagent.resident_memory import has_swap, stay_in_memory
+
+    if not stay_in_memory() and has_swap():
+        log.warning(
+            "this board has a swap, and the limit on locked memory lets the system move this program there,"
+            " for a picture that takes much memory to decode: a round may then take longer, which shows."
+            " Set LimitMEMLOCK=infinity (systemd), --ulimit memlock=-1 (containers) or `ulimit -l unlimited`"
+        )
     settings = agent_settings(config, options)
     from agent.opening import Opening
 

@@ -28,6 +28,8 @@ _DAEMONS: Final[dict[Program, tuple[str, str]]] = {
 """The command of each, and what it does."""
 _IN_MEMORY: Final = ("RuntimeDirectory=dpagent-agent", "RuntimeDirectoryMode=0700")
 """For the status that changes with each phase of a round (:mod:`agent.status`)."""
+_OF_AN_AGENT: Final = ("OOMScoreAdjust=500", "LimitMEMLOCK=infinity")
+"""It ends before the board's own programs, and keeps its memory (:mod:`dpagent.resident_memory`)."""
 _MEMORY_PERCENT: Final = 60
 """Of the machine's memory, that a service may take."""
 _RESTARTS_NOT: Final = "2 3 4 5 9"
@@ -125,7 +127,7 @@ class Service:
             "LimitNOFILE=4096",
             "CPUWeight=20",
             "IOWeight=20",
-            *(["OOMScoreAdjust=500"] if self.kind == "agent" else []),
+            *(_OF_AN_AGENT if self.kind == "agent" else []),
             "",
             "# Where it may write: below its state directory, and nowhere else.",
             f"User={USER}",
@@ -166,7 +168,7 @@ class Service:
             "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX",
             "SystemCallArchitectures=native",
             "SystemCallFilter=@system-service",
-            "SystemCallFilter=~@privileged @chown @keyring @memlock",
+            f"SystemCallFilter=~@privileged @chown @keyring{'' if self.kind == 'agent' else ' @memlock'}",
             "SystemCallErrorNumber=EPERM",
             "",
             "[Install]",

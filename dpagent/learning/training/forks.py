@@ -16,6 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from dpagent.resident_memory import stay_in_memory
+
 _PR_SET_PDEATHSIG: Final = 1
 """Of prctl(2): the signal that the kernel sends when the thread ends that has forked."""
 
@@ -49,6 +51,7 @@ def forked(serve: Callable[[], None], kept: socket.socket) -> int:
         # Collecting would write to what is shared with the parent, and so have it copied.
         gc.disable()
         _let_go_of_what_is_free()
+        stay_in_memory()
         # Whoever waits for the parent's end of a connection must not wait for this process.
         for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - names alone
             if descriptor > 2 and descriptor != kept.fileno():
