@@ -395,6 +395,8 @@ class Cycle:
         self._store.close_round(
             number, step.model, result, closed_at=self._clock.unix(), projection=projection
         )
+        if follows:
+            self._stepper.tell_of_norm(self._model.clip_norm, step.model.clip_norm)
         self._model = step.model
         accuracy = result.accuracy
         shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"

@@ -127,14 +127,23 @@ class Stepper:
         """The clip norm of the next round, which follows the quantile within its bounds."""
         privacy = self._settings.privacy
         wanted, bounds = privacy.clipping, privacy.clip_norms
-        found = adapted_norm(norm, share_within, quantile=wanted.quantile, rate=wanted.rate, bounds=bounds)
-        if found in bounds and found != norm:
+        return adapted_norm(norm, share_within, quantile=wanted.quantile, rate=wanted.rate, bounds=bounds)
+
+    def tell_of_norm(self, before: float, found: float) -> None:
+        """Tell the operator where the clip norm has come to one of its bounds. It follows from noise that is
+        drawn with the step: only once that is kept.
+
+        Args:
+            before: norm of the round.
+            found: norm of the next one.
+        """
+        bounds = self._settings.privacy.clip_norms
+        if found in bounds and found != before:
             log.warning(
                 "the clip norm has come to %g, the %s that privacy.clip_norm and clipping.span allow, and "
                 "goes no further; choose another clip_norm for the next job, unless dishonest devices have "
                 "brought it there", found, "least" if found == bounds[0] else "most",
             )  # fmt: skip
-        return found
 
     def _step_by_reports(self, release: Reports, model: ModelState, sums: Sums) -> Step:
         number = release.plan.round

@@ -3,7 +3,7 @@ to read it again.
 
 What a look at the data takes is a matter of records. Else the system makes room for it with the memory of
 programs that stand still meanwhile, and these take long to go on: a trial of training that found its memory
-in the swap took eight times as long, and with it the slots of its round.
+in the swap took four times as long, and with it the slots of its round.
 """
 
 from __future__ import annotations
