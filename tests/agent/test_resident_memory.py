@@ -1,8 +1,8 @@
 """What agent, training and pricing have in memory stays there: what a look at the data takes moves none.
 
 The attack takes a swap, and root, so it is not run here. With 600 MiB of memory, a look at one picture of
-64 Mpixels had 300 MiB of the training process moved to the swap, and the trial of the next round came to
-0.54 and 0.61 s in place of 0.13 and 0.17, and so did its slots (twice each, on a disk that is fast).
+64 Mpixels had 112 and 116 MiB of the training process moved to the swap, and the trial of the next round came
+to 0.64 and 0.52 s in place of 0.14 and 0.15, and so did its slots (on a disk that is fast).
 """
 
 from __future__ import annotations
