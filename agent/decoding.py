@@ -343,6 +343,8 @@ def _limit_memory(order: LookOrder) -> None:
 
 def main() -> None:
     """Carry out the order on standard input."""
+    last_words = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # What a decoder prints is none of them, and nobody reads the pipe before the end.
     end_first()
     parent = int(sys.argv[1])
     end_with_pipe(parent, os.getpgrp())  # So has the parent, unless it ended before.
@@ -354,12 +356,13 @@ def main() -> None:
     try:
         bring_up_to_date(order)
     except DpagentError as error:
-        print(_sayable(str(error)))
+        print(_sayable(str(error)), file=last_words, flush=True)
         sys.exit(error.exit_code)
     except Exception as error:
         logging.basicConfig(level=logging.ERROR)
         log.exception("the records cannot be decoded")
-        print(_sayable(f"The records cannot be decoded ({type(error).__name__}: {error})."))
+        sentence = _sayable(f"The records cannot be decoded ({type(error).__name__}: {error}).")
+        print(sentence, file=last_words, flush=True)
         sys.exit(ExitCode.INTERNAL)
 
 

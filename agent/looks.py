@@ -131,11 +131,15 @@ class Look:
         self.kill = weakref.finalize(self, _end, self._process, self._pipe)
 
     def goes_on(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.poll() is None
+        """Whether it has not ended. If it has, what is left of its group is ended, too: a fork whose parent
+        the system has ended, for want of memory, would go on beside a round."""
+        if self._process.poll() is None:
+            return True
+        self._pipe.close()
+        return False
 
     def hold(self, *, is_held: bool) -> None:
-        """Let it stand still, and the fork that it decodes in, or go on."""
+        """Let it stand still, with the fork that it decodes in, or go on."""
         if self.goes_on():  # so that nobody else has its number
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGSTOP if is_held else signal.SIGCONT)
@@ -186,6 +190,8 @@ class Looks:
         """The last one, until a round has taken in what it found."""
         self._result: LookResult | None = None
         """Of a look that has ended, once it was asked for."""
+        self._went_on_s = 0.0
+        """How long it had gone on when a round left it for a later one."""
         self._began_at = -math.inf
         self._held_since: float | None = None
         self._held_s = 0.0
@@ -193,12 +199,19 @@ class Looks:
         self._orphans = Orphans()
 
     @property
+    def process(self) -> int | None:
+        """The id of the last look's process, whether it has ended or not; None: a round has taken that in."""
+        return None if self._look is None else self._look.group
+
+    @property
     def is_due(self) -> bool:
-        """Whether what the last look found counts by now. Public: it follows from when that began."""
+        """Whether what the last look found counts by now. Public: it follows from when looks are asked for,
+        and stand still."""
         return self._look is not None and self._lasts_s() >= self.counts_after_s
 
     def _lasts_s(self) -> float:
-        """Time since the last look began, without that in which it stood still. Public."""
+        """Time since the last look began, or was left for a later round, but for that in which it stood
+        still. Public."""
         now = time.monotonic()
         return now - self._began_at - self._held_s - (now - (self._held_since or now))
 
@@ -211,15 +224,20 @@ class Looks:
         if self._look is not None:
             return
         self._orphans.wait()
+        self._went_on_s = 0.0
+        self._note_beginning()
         try:
             self._look = Look(self._order)
         except Exception as error:  # noqa: BLE001 - it fails no round
             log.error("the data cannot be looked at again: %s", error)
             return
+        if self._held_since is not None:
+            self._look.hold(is_held=True)
+
+    def _note_beginning(self) -> None:
         self._began_at, self._held_s = time.monotonic(), 0.0
         if self._held_since is not None:
             self._held_since = self._began_at
-            self._look.hold(is_held=True)
 
     def hold(self) -> None:
         """Let a look stand still, if one goes on, until :meth:`go_on`. Raises nothing.
@@ -248,31 +266,34 @@ class Looks:
         assert look is not None  # it is due
         if self._result is None:
             if look.goes_on():
-                if self._lasts_s() >= _GIVEN_UP * self.counts_after_s:
-                    self._end_look()
-                    return LookResult(goes_on=True, why_not="it did not end, and was given up")
-                return LookResult(goes_on=True)
+                if self._went_on_s + self._lasts_s() < _GIVEN_UP * self.counts_after_s:
+                    return LookResult(goes_on=True)
+                look.kill()
+                self._result = LookResult(goes_on=True, why_not="it did not end, and was given up")
+            else:
+                try:
+                    look.wait()
+                    self._result = LookResult()
+                except Exception as error:  # noqa: BLE001 - it fails no round
+                    self._result = LookResult(why_not=str(error))
             self._orphans.add(look.group)
-            try:
-                look.wait()
-                self._result = LookResult()
-            except Exception as error:  # noqa: BLE001 - it fails no round
-                self._result = LookResult(why_not=str(error))
         return self._result
 
     def taken(self) -> None:
-        """A round has taken in what the look found that has ended, if one has: another may begin."""
+        """A round has taken in what the look found that has ended, if one has: another may begin.
+
+        One that goes on counts anew as long after this as another would: that shows in later rounds.
+        """
         if self._result is not None:
             self._look = self._result = None
+        else:
+            self._went_on_s += self._lasts_s()
+            self._note_beginning()
 
     def end(self) -> None:
         """End a look that goes on. It has found nothing, whether it was done or not: how far it had come
         depends on how long its records take."""
         if self._look is not None:
-            self._end_look()
-
-    def _end_look(self) -> None:
-        assert self._look is not None
-        self._look.kill()
-        self._orphans.add(self._look.group)
-        self._look = self._result = None
+            self._look.kill()
+            self._orphans.add(self._look.group)
+            self._look = self._result = None

@@ -139,12 +139,20 @@ def test_one_that_never_ends_is_given_up_and_the_next_one_begins(
     looks.begin()
     look = looks._look  # whose end would end the process
     assert look is not None
-    os.kill(look.group, signal.SIGSTOP)
-    looks.counts_after_s = looks._lasts_s() / 4
+    looks.hold()
+    looks.counts_after_s = looks._lasts_s() / 2
+    assert looks.result() == LookResult(goes_on=True)
+    looks.taken()
+    looks.begin()
+    assert not looks.is_due
+    looks.counts_after_s /= 4
     found = looks.result()
-    assert found == LookResult(goes_on=True, why_not="it did not end, and was given up")
+    assert found == looks.result() == LookResult(goes_on=True, why_not="it did not end, and was given up")
+    looks.counts_after_s = 0.0
+    assert looks.is_due, "should the round be tried again"
     assert look._process.poll() == -signal.SIGKILL, "two looks would write the same rows"
     assert counted(settings, tmp_path, found) == COUNT
+    looks.go_on()
     looks.taken()
     looks.counts_after_s = 0.0
     looks.begin()
@@ -196,3 +204,76 @@ def test_none_stays_on_the_systems_list_in_a_container(looks: Looks, settings: D
         wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "its end")
         looks.begin()
         assert not stat.exists()
+
+
+def test_when_the_next_one_counts_tells_nobody_whether_the_last_had_ended(
+    looks: Looks, settings: DataSettings, tmp_path: Path
+) -> None:
+    """A round has features of new records computed where they count, whether there are any, and so takes more
+    slots. Where a look went on when it counted, those that followed had them, too."""
+    write(settings.path / "0" / "slow.jpg", slow_jpeg())
+    for is_done in (False, True):
+        looks.begin()
+        if is_done:
+            wait_until(lambda: not is_looking(looks), "its end")
+        looks.hold()
+        looks.counts_after_s = looks._lasts_s() / 2
+        assert looks.is_due
+        assert looks.result().goes_on is not is_done
+        looks.taken()
+        looks.begin()
+        assert looks.process is not None
+        assert not looks.is_due
+        looks.go_on()
+
+
+@pytest.mark.usefixtures("executed")
+def test_what_is_left_of_one_that_the_system_has_ended_ends_before_a_round_is_prepared(
+    looks: Looks, settings: DataSettings
+) -> None:
+    """Its fork, which has not ended for want of memory, would compute beside the round."""
+    write(settings.path / "0" / "slow.jpg", slow_jpeg())
+    with adopted():
+        looks.begin()
+        assert looks._look is not None
+        group = looks._look.group
+        children = Path(f"/proc/{group}/task/{group}/children")
+        fork = int(wait_until(lambda: children.read_text().strip(), "a look that decodes"))
+        os.kill(fork, signal.SIGSTOP)  # So that it does not end by itself.
+        os.kill(group, signal.SIGKILL)
+        wait_until(lambda: not is_looking_at(group), "its end")
+        looks.hold()
+        stat = Path(f"/proc/{fork}/stat")
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "the end of its fork")
+        os.waitpid(fork, 0)
+
+
+def is_looking_at(process: int) -> bool:
+    """Whether a process has not ended, for whom nobody may have waited yet."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+PRINTS = """
+import os
+from agent import bounded_decoding, decoding
+work = bounded_decoding._work
+def prints(*what, **how):
+    os.write(1, bytes(1 << 20))
+    return work(*what, **how)
+bounded_decoding._work = prints
+decoding.main()
+"""
+
+
+def test_what_a_decoder_prints_stops_no_look(
+    looks: Looks, settings: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads its pipe before the end, and a full one has who writes to it wait."""
+    (tmp_path / "prints.py").write_text(PRINTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("agent.looks._PROGRAM", "prints")
+    folder_of(settings.path, "0/more.png", **PICTURE)
+    looks.begin()
+    wait_until(lambda: not is_looking(looks), "its end")
+    looks.counts_after_s = 0.0
+    assert counted(settings, tmp_path, looks.result()) == COUNT + 1
