@@ -163,11 +163,16 @@ class Agent:
             clock=self._clock,
         )
         self._writes = DiskWrites(sensors, self._state, self._clock)
+        self._looks = Looks(settings.data, settings.state_dir, profile.niceness + MORE_NICENESS)
         self._governor = Governor(
-            settings.governor, settings.state_dir, sensors, self._clock, written_today=self._writes.today
+            settings.governor,
+            settings.state_dir,
+            sensors,
+            self._clock,
+            written_today=self._writes.today,
+            readers=lambda: (self._looks.process, self._latest_model.process),
         )
         self._latest_model = LatestModel(settings, self._clock)
-        self._looks = Looks(settings.data, settings.state_dir, profile.niceness + MORE_NICENESS)
         self._cycle = Cycle(
             self._announcements,
             settings.data.name,

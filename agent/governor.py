@@ -19,7 +19,7 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -64,6 +64,7 @@ class Governor:
         clock: the program's.
         written_today: bytes that this program has written to the disk, or None where the kernel does not
             say; by default, all that this thread has.
+        readers: the processes that this program has started, and waits for, whose ends may depend on records.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Governor:
         clock: Clock,
         *,
         written_today: Callable[[], int | None] | None = None,
+        readers: Callable[[], Iterable[int | None]] = tuple,
     ) -> None:
         self._settings, self._state_dir = settings, state_dir
         self._sensors, self._clock = sensors, clock
@@ -91,7 +93,8 @@ class Governor:
         self._reads = BoundedReads("governor")
         self._command = _question(settings.command, settings.command_period_s, clock)
         self._link = _question(self._link_command(), _LINK_PERIOD_S, clock)
-        self._load = _Load(sensors, clock, [each for each in (self._command, self._link) if each is not None])
+        asked = [each for each in (self._command, self._link) if each is not None]
+        self._load = _Load(sensors, clock, asked, readers)
         for absent in self.absent():
             log.warning("governor: %s", absent)
 
@@ -328,19 +331,26 @@ class Governor:
 class _Load:
     """What other programs take of the processor, on average over the last seconds.
 
-    A process that nobody waits for takes its time out of the agent's with it: so does a look at the records,
-    when the training process ends that began it. What is measured then would be by so much too high, and how
-    much is a matter of records. So a time in which a process ended that the agent had started, but for a
-    question, does not count.
+    A process that nobody waits for takes its time out of the agent's with it: so do those that compute with
+    the training process, when that is ended. What is measured then would be by so much too high. So a time in
+    which a process ended that the agent had started does not count. Questions are waited for, and so are
+    looks and the owner's command, of which records may decide when they end: their ends change nothing.
 
     Args:
         sensors: of the board.
         clock: the program's.
-        questions: that the governor asks; their processes are waited for.
+        questions: that the governor asks.
+        readers: as of :class:`Governor`.
     """
 
-    def __init__(self, sensors: Sensors, clock: Clock, questions: Sequence[Question] = ()) -> None:
-        self._sensors, self._clock, self._questions = sensors, clock, questions
+    def __init__(
+        self,
+        sensors: Sensors,
+        clock: Clock,
+        questions: Sequence[Question],
+        readers: Callable[[], Iterable[int | None]],
+    ) -> None:
+        self._sensors, self._clock, self._questions, self._readers = sensors, clock, questions, readers
         self._at = -float("inf")
         self._before: tuple[Ticks, int, set[int]] | None = None
         self._shares: deque[float] = deque(maxlen=_LOADS)
@@ -359,7 +369,7 @@ class _Load:
 
     def _measure(self) -> None:
         ticks, (own, children) = self._sensors.ticks(), self._sensors.own_of(os.getpid())
-        children -= {question.process for question in self._questions if question.process is not None}
+        children -= {*self._readers(), *(question.process for question in self._questions)}
         if ticks is None:
             return
         if self._before is not None:

@@ -191,6 +191,12 @@ class LatestModel:
         """Whether a file is being written, or its end has not been seen yet (:meth:`tend`)."""
         return self._writing is not None
 
+    @property
+    def process(self) -> int | None:
+        """The id of the owner's command, until its end has been seen (:meth:`tend`)."""
+        running = self._running  # Another thread may ask.
+        return None if running is None else running.process
+
     def hold(self) -> None:
         """Let the owner's command stand still until :meth:`go_on`, and begin none.
 

@@ -186,35 +186,6 @@ def test_other_programs_come_first(tmp_path: Path) -> None:
     assert pass_time(0.35, 0.0, 12) is None
 
 
-@pytest.mark.parametrize("looked", [0, 40, 120, 145, 160, 190])
-def test_what_a_look_took_is_no_load_of_others_when_the_training_process_ends(
-    tmp_path: Path, looked: int
-) -> None:
-    """Nobody waits for a look whose parent is ended; before, a round began later, or not, by how long it had
-    taken, and so by what there was to decode."""
-    board = Board(tmp_path, highest_load=0.15)
-    agent, training, look, following = os.getpid(), 40_000, 40_001, 40_002
-    held = []
-
-    def pass_time(ticks: int) -> None:
-        board.tree.compute((8 + ticks) / 400, 2.0)
-        held.append(board.why_not(after_s=2.0) is not None)
-
-    board.tree.run(agent, 1, 0)
-    board.tree.run(training, agent, 100)
-    pass_time(0)
-    board.tree.run(look, training, looked)
-    pass_time(looked)
-    board.tree.run(agent, 1, 100)
-    for ended in (training, look):
-        board.tree.remove(f"proc/{ended}/stat")
-    board.tree.run(following, agent, 150)
-    pass_time(150)
-    board.tree.run(following, agent, 250)
-    pass_time(100)
-    assert held == [True, False, False, False]
-
-
 def test_a_child_that_computes_counts_as_the_agents_own_on_a_real_kernel() -> None:
     sensors, spends = (
         Sensors(),

@@ -1,0 +1,90 @@
+"""What other programs take of the processor, as the governor measures it, whatever ends meanwhile."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from boards import BoardTree
+from clocks import MovableClock
+from fleets import write_agent
+
+from agent.daemon import Agent
+from agent.governor import Governor
+from agent.governor_settings import GovernorSettings
+from agent.sensors import Sensors
+from agent.settings import load_agent_settings
+from dpagent.protocol.signing import Signer, new_signing_secret
+
+AGENT, CHILD, FORK, FOLLOWING = os.getpid(), 40_000, 40_001, 40_002
+
+
+class Load:
+    """A governor on a board that a test writes, and whether it has held training back so far."""
+
+    def __init__(self, root: Path, highest_load: float, **options: Any) -> None:
+        self.tree, self._clock = BoardTree(root), MovableClock(unix=5_000.0)
+        settings = GovernorSettings(highest_load=highest_load)
+        self._governor = Governor(settings, root, Sensors(root), self._clock, **options)
+        self.held: list[bool] = []
+
+    def compute(self, ticks: int) -> None:
+        """Let 2 s pass, in which all programs take so many of 400 ticks."""
+        self.tree.compute(ticks / 400, 2.0)
+        self._clock.advance(2.0)
+        self.held.append(self._governor.why_not(begins=True) is not None)
+
+
+@pytest.mark.parametrize("forked", [0, 40, 120, 145, 160, 190])
+def test_what_a_fork_took_is_no_load_of_others_when_the_training_process_ends(
+    tmp_path: Path, forked: int
+) -> None:
+    """Nobody waits for a fork whose parent is ended; before, a round began later, or not, by how long it had
+    computed."""
+    load = Load(tmp_path, 0.15)
+    load.tree.run(AGENT, 1, 0)
+    load.tree.run(CHILD, AGENT, 100)
+    load.compute(8)
+    load.tree.run(FORK, CHILD, forked)
+    load.compute(8 + forked)
+    load.tree.run(AGENT, 1, 100)
+    for ended in (CHILD, FORK):
+        load.tree.remove(f"proc/{ended}/stat")
+    load.tree.run(FOLLOWING, AGENT, 150)
+    load.compute(158)
+    load.tree.run(FOLLOWING, AGENT, 250)
+    load.compute(108)
+    assert load.held == [True, False, False, False]
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_the_end_of_a_look_changes_no_load(tmp_path: Path, *, is_over: bool) -> None:
+    """The agent waits for a look that has ended when the next round is decided on. A time in which it did so
+    did not count: whether training paused for others then told whether the look had ended by then."""
+    load = Load(tmp_path, 0.3, readers=lambda: (None, CHILD))
+    load.tree.run(AGENT, 1, 0)
+    load.tree.run(CHILD, AGENT, 100)
+    load.compute(100)
+    load.tree.run(CHILD, AGENT, 200)
+    load.compute(100)
+    if is_over:
+        load.tree.remove(f"proc/{CHILD}/stat")
+        load.tree.run(AGENT, 1, 300)
+    else:
+        load.tree.run(CHILD, AGENT, 300)
+    load.compute(400)
+    assert load.held == [True, False, True]
+
+
+def test_an_agents_governor_knows_its_look(tmp_path: Path) -> None:
+    key = Signer(new_signing_secret(), "testers").public_key
+    agent = Agent(load_agent_settings(write_agent(tmp_path, None, key, engine="numpy")))
+    try:
+        readers = agent._governor._load._readers
+        assert [*readers()] == [None, None]
+        agent._looks.begin()
+        assert [*readers()] == [agent._looks.process, None] != [None, None]
+    finally:
+        agent.close()
