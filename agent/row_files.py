@@ -1,6 +1,6 @@
 """The files of decoded records, and of what a look at the data found, apart from what stands in them.
 
-:mod:`agent.rows` says what they are for; the agent itself only drops what a look found that was cut short.
+:mod:`agent.rows` says what they are for.
 """
 
 from __future__ import annotations
