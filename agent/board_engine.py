@@ -142,9 +142,12 @@ def _purpose(bench: Bench) -> str:
 def _version_of_onnx_runtime() -> str:
     if importlib.util.find_spec(ONNX_RUNTIME) is None:
         return "absent"
-    from importlib.metadata import version  # 1.5 MiB
+    from importlib.metadata import PackageNotFoundError, version  # 1.5 MiB
 
-    return version(ONNX_RUNTIME)
+    try:
+        return version(ONNX_RUNTIME)
+    except PackageNotFoundError:  # It is installed as another (onnxruntime-gpu), or as none.
+        return "not known"
 
 
 def _choice_kept(file: EngineFile, purpose: str) -> tuple[EngineKind, int] | None:

@@ -120,6 +120,16 @@ def test_a_damaged_choice_is_made_again(tmp_path: Path, kept: str) -> None:
     assert choice(tmp_path)["engine"] in ("numpy", "onnx")
 
 
+def test_a_runtime_that_is_installed_under_another_name_keeps_no_round_from_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its version is that of a package, and a board's own build may have another name, or none."""
+    (tmp_path / "runtime_of_the_board.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("agent.board_engine.ONNX_RUNTIME", "runtime_of_the_board")
+    run(trainer(tmp_path), TASK, GRAPH, WEIGHTS)
+
+
 def test_an_engine_that_was_told_is_taken_or_the_round_declined(tmp_path: Path) -> None:
     settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="onnx"))
     started_trainer(settings)
