@@ -164,8 +164,6 @@ class Trainer:
         self._features: FeatureSet | None = None
         """Of the records below, by the front end."""
         self._features_are_of: Dataset | None = None
-        self._takes_in = True
-        """Whether records may have come in since features were computed last. Public."""
 
     @cached_property
     def records(self) -> Records:
@@ -245,7 +243,6 @@ class Trainer:
         """
         failures = [] if work.failure is None else [work.failure]
         if found is not None and not work.is_rehearsal:
-            self._takes_in = True
             try:
                 self.records.adopt(found)
             except Exception as error:  # They cannot be opened; the attempt below says so.
@@ -289,9 +286,7 @@ class Trainer:
             return 0
         if not has_features(self._settings.state_dir, front_end):
             return self._max_records
-        if not (adopts or self._takes_in):
-            return 0
-        return min(self._max_records, most_new(self._settings.data))
+        return min(self._max_records, most_new(self._settings.data)) if adopts else 0
 
     @property
     def _dtype(self) -> DType:
@@ -388,7 +383,8 @@ class Trainer:
             if self._features is not None:
                 self._features.close()
                 self._features = None
-            self._features = FeatureSet(records, front_end, self._settings.state_dir, effort.fill_up_features)
+            fill_up = effort.fill_up_features if effort.new_records else None
+            self._features = FeatureSet(records, front_end, self._settings.state_dir, fill_up)
             if computed := self._features.computed:
                 log.info("computed features of %s", counted(computed, "record"))
             self._features_are_of = records
@@ -396,7 +392,6 @@ class Trainer:
                 # Only for the owner of the device: the number is private.
                 total = counted(len(records), "record")
                 log.warning("%d of %s have no finite features and do not count", unusable, total)
-        self._takes_in = False
         return self._features
 
     def _front_end_for(self, task: RoundTask, assets: Mapping[str, bytes]) -> FrontEnd | None:

@@ -263,8 +263,8 @@ def test_whether_there_is_any_record_does_not_show_in_what_the_trial_counts_with
     assert counted == [60, 60, 0]
 
 
-def test_a_file_that_was_replaced_counts_whole_in_a_new_process(tmp_path: Path) -> None:
-    """How many features it computes shows in no slot: it may open another file than the process before."""
+def test_a_file_that_was_replaced_counts_whole_once_a_round_takes_it_in(tmp_path: Path) -> None:
+    """How many features are computed shows in no slot, in whatever process."""
     inputs = np.random.default_rng(0).random((9, 8, 8, 1), np.float32)
     file = tmp_path / "mine.npz"
     save_npz(file, ArrayDataset(inputs[:6], np.arange(6), 10))
@@ -275,8 +275,32 @@ def test_a_file_that_was_replaced_counts_whole_in_a_new_process(tmp_path: Path) 
     for records in (6, 9):
         save_npz(file, ArrayDataset(inputs[:records], np.arange(records), 10))
         again = Trainer(training_settings(settings, load_profile("generic-x86-64")))
-        assert 20 <= features_computed(again) < 28
         assert features_computed(again) == 0
+        found = look_only(settings.data, settings.state_dir)
+        assert 20 <= features_computed(again, found) < 28
+        assert features_computed(again) == 0
+
+
+def test_a_new_process_computes_no_features_again_with_whichever_the_front_end_fails(
+    settings: AgentSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where processes do not stay, that is each round: how many it fails with showed in all of them, or each
+    had as many made-up ones computed as a look may find."""
+    trainer, original = started_trainer(settings), FrontEnd.__call__
+
+    def failing(self: FrontEnd, inputs: NDArray[Any]) -> NDArray[np.float32]:
+        if inputs.dtype == np.uint8:  # Those of the device; made-up ones are real numbers.
+            raise ValueError
+        return original(self, inputs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FrontEnd, "__call__", failing)
+        features_computed(trainer)
+    for _ in range(2):
+        again = Trainer(training_settings(settings, load_profile("generic-x86-64")))
+        written = (settings.state_dir / "features.index").stat().st_mtime_ns
+        assert features_computed(again) == 0
+        assert (settings.state_dir / "features.index").stat().st_mtime_ns == written
 
 
 def cut(*_: object) -> None:

@@ -332,14 +332,15 @@ class FeatureSet(Dataset):
         made = known.of_size(len(known.digests))
         for start in range(0, len(new), _RUN):
             some = new[start : start + _RUN]
-            features, failed = _features_of(front_end, dataset.batch(some)[0])
+            features = _features_of(front_end, dataset.batch(some)[0])
             finite = np.isfinite(features).all(axis=tuple(range(1, features.ndim)))
             self.unusable += len(features) - int(np.count_nonzero(finite))
             for place, row in zip(self._places[some].tolist(), features, strict=True):
                 with disk_errors(self._file):
                     overwrite(self._descriptor, row.tobytes(), place * self._row_bytes)
+            # Also of those with which the front end fails: how many there are would else show in each round
+            # for which they were tried again.
             made.digests[self._places[some]] = digests[some]
-            made.digests[self._places[some[failed]]] = 0  # They are tried again the next time.
         self.computed = len(new)
         with disk_errors(self._file):
             os.fsync(self._descriptor)
@@ -357,17 +358,15 @@ class FeatureSet(Dataset):
         return rows
 
 
-def _features_of(front_end: FrontEnd, inputs: NDArray[Any]) -> tuple[Floats, NDArray[np.bool_]]:
-    """The features of some records, NaN for each with which the front end fails, and which those are."""
-    failed = np.zeros(len(inputs), np.bool_)
+def _features_of(front_end: FrontEnd, inputs: NDArray[Any]) -> Floats:
+    """The features of some records, NaN for each with which the front end fails."""
     features = np.full((len(inputs), *front_end.output_shape), np.nan, np.float32)
     for place in range(len(inputs)):  # Each once: a failure makes no work for the others.
         try:
             features[place] = front_end(inputs[place : place + 1])[0]
         except Exception:  # Whatever a record does to a front end, it costs that record alone.
             log.debug("a front end failed with a record", exc_info=True)
-            failed[place] = True
-    return features, failed
+    return features
 
 
 def _asset(where: str, assets: Mapping[str, bytes] | None, role: str) -> bytes:
