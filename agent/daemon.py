@@ -30,6 +30,7 @@ from agent.pricing import Pricing
 from agent.profile import check_board, open_profile
 from agent.publisher import Publisher
 from agent.renewal import Renewal
+from agent.row_files import kept_in_memory
 from agent.sensors import Sensors
 from agent.settings import AgentSettings, on_board
 from agent.state import AgentState
@@ -127,6 +128,7 @@ class Agent:
         self._status_file.note(Status(Link.STARTING, settings.mqtt.url, self._topics.plan))
         try:
             form = opening.form(settings.data, settings.state_dir)
+            self._kept = kept_in_memory(settings.state_dir)
             EngineFile(settings.state_dir).take_room()
             self._renewal = Renewal(settings, self._clock)
         except BaseException:

@@ -9,8 +9,9 @@ from agent.data_form import DataForm
 from agent.errand_program import answer
 from agent.opening import OpenQuestion
 from agent.pricing_messages import ReplayQuestion
-from agent.records import CACHED_BYTES, Records
+from agent.records import Records
 from agent.replay import replay
+from agent.row_files import CACHED_BYTES
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.declared import DType
 from dpagent.learning.data.opening import require_declared

@@ -28,6 +28,7 @@ from typing import Final, TypeVar
 from agent.data_settings import DataSettings
 from agent.decoding import limits_of, require_address_space
 from agent.looks import Look, LookOrder, LookResult
+from agent.row_files import CACHED_BYTES
 from agent.rows import RowStore
 from dpagent.errors import StorageError, said
 from dpagent.learning.data.checking import count_non_finite
@@ -41,9 +42,6 @@ log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
-CACHED_BYTES: Final = 64 << 20
-"""Files of decoded records, and of features, of up to so much are read when the agent starts, and then are in
-memory; of larger ones, each record counts with a read of the disk."""
 _MOST_SAID: Final = 20
 _LEFT_OUT: Final = "left out"
 

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from dpagent.resident_memory import kept
 from dpagent.storage import disk_errors, open_private, overwrite, replace_durably, sync_directory
 
+CACHED_BYTES: Final = 64 << 20
+"""Files of decoded records, and of features, of up to so much are read when the agent starts, and then are in
+memory; of larger ones, each record counts with a read of the disk."""
 COUNTS_AFTER_S: Final = 900.0
 """What a look at the data found counts so long after its beginning; see :mod:`agent.decoding`."""
 
@@ -101,6 +106,18 @@ class RowFiles:
                 self._old_file.unlink()
             else:
                 self._old_file.replace(self._spare_file)
+
+
+def kept_in_memory(state_dir: Path) -> list[mmap.mmap]:
+    """Have rows and features stay in memory, for as long as this is held, where the system lets this program:
+    else a look at a large picture throws them out, and training reads each from the disk.
+
+    Args:
+        state_dir: where they are.
+    """
+    files = (state_dir / "records.rows", state_dir / "features.f32")
+    small = (file for file in files if file.exists() and file.stat().st_size <= CACHED_BYTES)
+    return [pages for file in small if (pages := kept(file)) is not None]
 
 
 @contextmanager

@@ -33,7 +33,8 @@ from agent.effort import Effort
 from agent.looks import LookResult
 from agent.noisy_sums import clipped_sum, sum_of_moments
 from agent.published_state import PublishedStateFile
-from agent.records import CACHED_BYTES, Records
+from agent.records import Records
+from agent.row_files import CACHED_BYTES
 from agent.training_messages import Update
 from agent.training_settings import TrainingSettings
 from dpagent.errors import said

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import re
 import resource
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Final
 _NOW_AND_LATER_ONCE_USED: Final = 1 | 2 | 4
 """MCL_CURRENT, MCL_FUTURE and MCL_ONFAULT of mlockall(2)."""
 _CAP_IPC_LOCK: Final = 14
+_READ_BYTES: Final = 1 << 20
 
 
 def stay_in_memory() -> bool:
@@ -40,6 +42,26 @@ def may_stay() -> bool:
     if hard == resource.RLIM_INFINITY != soft:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
     return hard == resource.RLIM_INFINITY or _is_above_it()
+
+
+def kept(file: Path) -> mmap.mmap | None:
+    """The pages of a file, which stay in memory for as long as this is held; None where the system does not
+    let this program keep them, or they cannot be had. Nothing here looks at what they hold.
+
+    Args:
+        file: that is overwritten in place alone.
+    """
+    if not may_stay():
+        return None
+    try:
+        with file.open("rb", buffering=0) as opened:
+            while opened.read(_READ_BYTES):  # An error of the disk is one here, and below the program's end.
+                pass
+            pages = mmap.mmap(opened.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
+        pages[:: mmap.PAGESIZE]  # Kept once used: MAP_POPULATE passes over what is (MCL_ONFAULT).
+        return pages
+    except (OSError, ValueError):  # There is none, or an empty one; or no memory.
+        return None
 
 
 def has_swap() -> bool:
