@@ -8,7 +8,8 @@ What they share counts once, and pages of files as if no other program had them 
 charge, in which engines are tried; *training beside a look*, to the 20th round, as a look at the data begins
 after the first and stands still in each; *training*, from then to the last round; and once the job is over
 and its model is kept, *finished*. Imports are looked at in processes of their own. The profile is that of a
-Raspberry Pi Zero 2 W with one core, where training and pricing end with the round.
+Raspberry Pi Zero 2 W with one core, where training and pricing end with the round. The pages of the records'
+rows and features, which the agent keeps in memory where the system lets it, have a figure of their own.
 
 The bytes that a round writes are what the kernel was given for the disk (``write_bytes`` of
 ``/proc/PID/io``) by the agent's main process from the second round's spool to the last one's, the fragments,
@@ -66,6 +67,7 @@ _RECORDS: Final = 6_000
 _ROUNDS: Final = 60
 _LOOK_IS_OVER: Final = 20
 """The round after which a look at the data is over."""
+_OF_RECORDS: Final = ("records.rows", "features.f32")
 _PROFILE: Final = "extends: raspberry-pi-zero-2-w\nprocesses: 1\n"
 _IDLE_S: Final = 3.0
 _CONNECT_S: Final = 60.0
@@ -91,12 +93,14 @@ class _Run:
     """What one job took of a device.
 
     Attributes:
-        most: MiB by phase.
+        most: MiB by phase, besides what is kept of records.
+        kept: MiB of rows and features that the agent keeps in memory.
         bytes_a_round: written to the disk.
         start_s: median time from the start of the program to the connection, or 0 where it was not measured.
     """
 
     most: dict[str, float]
+    kept: float
     bytes_a_round: float
     start_s: float = 0.0
 
@@ -128,6 +132,7 @@ def run() -> list[Figure]:
                 Figure(f"{model}: training beside a look, at most", most["training beside a look"], "MiB"),
                 _against(f"{model}: training, at most", most["training"], wanted),
                 Figure(f"{model}: the job is finished", most["finished"], "MiB"),
+                Figure(f"{model}: besides, the rows and features of records", run.kept, "MiB"),
                 Figure(
                     f"{model}: written to the disk in a round", run.bytes_a_round, "bytes",
                     f"wanted: {_WANTED_BYTES:,} besides fragments", run.bytes_a_round / _WANTED_BYTES,
@@ -219,7 +224,8 @@ def _run_job(root: Path, data: Path, model: str) -> _Run:
         wait_until_ready(address)
         log = root / "agent.log"
         starts = [_connect(layout.agent_file(1), log) for _ in range(4)][1:] if model == "mnist-cnn" else []
-        with _agent(layout.agent_file(1), log) as process, Watch(process.pid, "starting") as watch:
+        watched = _agent(layout.agent_file(1), log)
+        with watched as process, Watch(process.pid, "starting", besides=_OF_RECORDS) as watch:
             await_said("waiting for a plan", log, process, _CONNECT_S)
             watch.enter("idle")
             time.sleep(_IDLE_S)
@@ -240,7 +246,8 @@ def _run_job(root: Path, data: Path, model: str) -> _Run:
             time.sleep(_IDLE_S)
             watch.enter("finished")
             time.sleep(_IDLE_S)
-    return _Run(watch.most, written / (_ROUNDS - 2), statistics.median(starts) if starts else 0.0)
+            kept = memory_of(process.pid) - memory_of(process.pid, besides=_OF_RECORDS)
+    return _Run(watch.most, kept, written / (_ROUNDS - 2), statistics.median(starts) if starts else 0.0)
 
 
 @contextmanager

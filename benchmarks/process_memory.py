@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -29,8 +29,13 @@ def tree_of(process: int) -> Iterator[int]:
             yield from tree_of(int(child))
 
 
-def memory_of(*processes: int) -> float:
-    """Memory of processes together, MiB; of one that has ended, nothing."""
+def memory_of(*processes: int, besides: Collection[str] = ()) -> float:
+    """Memory of processes together, MiB; of one that has ended, nothing.
+
+    Args:
+        processes: their ids.
+        besides: names of files whose pages do not count.
+    """
     alone = 0
     files: dict[str, int] = defaultdict(int)
     for process in processes:
@@ -49,7 +54,8 @@ def memory_of(*processes: int) -> float:
             if first == ("Anonymous:" if path.startswith("/") else "Pss:"):
                 alone += int(rest[0])
         for path, kib in own.items():
-            files[path] = max(files[path], kib)
+            if path.rpartition("/")[2] not in besides:
+                files[path] = max(files[path], kib)
     return (alone + sum(files.values())) / 1024
 
 
@@ -61,10 +67,11 @@ class Watch:
     Args:
         process: the program's.
         phase: that begins.
+        besides: as of :func:`memory_of`.
     """
 
-    def __init__(self, process: int, phase: str = "") -> None:
-        self._process, self._phase = process, phase
+    def __init__(self, process: int, phase: str = "", besides: Collection[str] = ()) -> None:
+        self._process, self._phase, self._besides = process, phase, besides
         self.most: dict[str, float] = {}
         """MiB, by phase."""
         self._stopped = threading.Event()
@@ -77,7 +84,7 @@ class Watch:
     def _look(self) -> None:
         while not self._stopped.wait(_LOOK_S):
             phase = self._phase
-            memory = memory_of(*tree_of(self._process))
+            memory = memory_of(*tree_of(self._process), besides=self._besides)
             if phase == self._phase:
                 self.most[phase] = max(memory, self.most.get(phase, 0.0))
 
