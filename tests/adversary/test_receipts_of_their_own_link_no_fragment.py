@@ -20,6 +20,7 @@ Outcome: one in eight is right, as by chance; what is said on another's topic si
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -87,6 +88,8 @@ class Board:
     """When they come, and of what."""
     digests: dict[str, bytes] = field(default_factory=dict)
     seen: int = 0
+    due_at: float = -math.inf
+    """When the publisher has something to do, as it says itself; an agent waits until then, too."""
 
     @classmethod
     def opened(cls, directory: Path, held: ExitStack) -> Board:
@@ -115,7 +118,11 @@ class Board:
         now = self.clock.monotonic()
         while self.receipts and self.receipts[0][0] <= now:
             self.state.mark_counted([self.receipts.pop(0)[1]], 0.0)
+            self.due_at = now
+        if now < self.due_at:
+            return
         self.publisher.publish_due()
+        self.due_at = now + self.publisher.due_in_s()
         for step, topic in self.line.steps[self.seen :]:
             if step == "hear":
                 self.began[topic] = now
@@ -208,6 +215,7 @@ def silenced(boards: list[Board], takes: Takes) -> set[str]:
             if number == round(all_have_left_at / STEP_S) and told in board.line.heard:
                 for digest in [digest for each in boards for digest in each.digests.values()]:
                     takes(board.state, told.rpartition("/")[2], digest)
+                board.due_at = -math.inf
     return {
         topic
         for board in boards
