@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Iterator
 
+import pytest
 from children import PATIENCE_S
 
 from dpagent.transport.places import Places
@@ -28,6 +31,16 @@ def test_who_waits_goes_on_when_places_are_let_go_of() -> None:
     assert taken == [2]
 
 
+@pytest.fixture
+def _in_turn() -> Iterator[None]:
+    """Threads interrupt each other every few lines, and none waits 5 ms for another."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_in_turn")
 def test_two_threads_never_hold_more_than_there_are() -> None:
     places, waiting, most = Places(7), list[int](), list[int]()
     lock = threading.Lock()
