@@ -91,6 +91,12 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(launching.starts.EXECUTED, "1")
 
 
+@pytest.fixture
+def brief_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each engine is timed five times, and not for half a second: no test is about which is faster."""
+    monkeypatch.setattr("dpagent.learning.training.engine_choice._TRIED_S", 0.0)
+
+
 HEAVY_FOLDERS = {"accounting", "e2e", "examples", "noise", "simulation", "training", "transport"}
 """Oracles, statistics, every engine against the definition, whole fleets and their reports, brokers."""
 HEAVY_FIXTURES = {"amqtt", "mosquitto", "new_broker"}

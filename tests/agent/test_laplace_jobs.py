@@ -71,6 +71,7 @@ def planned(directory: Path, *, rounds: int = 3, **privacy: Any) -> list[RoundTa
 # --- its part of a round ------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("brief_trials")
 def test_an_engine_that_clips_in_another_norm_is_not_taken(tmp_path: Path) -> None:
     """A device that has had a job in L2 makes another engine for one in L1, and back again."""
     board = started_trainer(load_agent_settings(write_agent(tmp_path, None, KEY, engine="auto")))

@@ -40,6 +40,7 @@ from dpagent.learning.training.parallel_engine import ParallelEngine
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.task import RoundTask
 
+pytestmark = pytest.mark.usefixtures("brief_trials")
 KEY = Signer(new_signing_secret(), "testers").public_key
 WEIGHTS = DIGITS.initial_weights(0)
 GRAPH = {"training-graph": build_training_graph(DIGITS)}

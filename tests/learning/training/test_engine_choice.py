@@ -31,6 +31,7 @@ from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.learning.training.parallel_engine import ParallelEngine
 from dpagent.norm import Norm
 
+pytestmark = pytest.mark.usefixtures("brief_trials")
 DIGITS = built_in("digits")
 SENSORS: dict[str, Any] = {"spec": built_in("sensor-cnn"), "graph": None, "microbatch": 32}
 
