@@ -32,9 +32,9 @@ test: $(VENV)/dev ## Lint, and run every test that is not marked slow, side by s
 tests: $(VENV)/dev
 	$(PYTEST) $(ARGS)
 
-# Each program is executed, where `make test` forks it: see Starts in docs/testing.md.
+# Each program is executed, where `make test` forks it, and files are on a disk: see Starts and Files in docs/testing.md.
 test-slow: $(VENV)/dev ## The slow tests too (half an hour more, on two cores)
-	$(PYTEST) -m "not brokers" --executed $(ARGS)
+	PYTEST_DEBUG_TEMPROOT=$${TMPDIR:-/tmp} $(PYTEST) -m "not brokers" --executed $(ARGS)
 
 test-brokers: $(VENV)/dev ## Whole fleets on each broker that is installed: Mosquitto, RabbitMQ, NATS, amqtt (docs/brokers.md)
 	$(BIN)/python -m pytest -m "brokers or not brokers" tests/conformance $(ARGS)

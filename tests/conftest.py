@@ -20,6 +20,27 @@ from postgresql import Postgresql, new_place, postgresql_server
 
 from coordinator.database.settings import StorePlace
 
+MEMORY = Path("/dev/shm")
+"""A file system in memory, on Linux."""
+ROOM_BYTES = 4 << 30
+"""More than the tests' files take at a time."""
+
+
+def has_room(place: Path) -> bool:
+    """Whether the files of the tests fit there."""
+    try:
+        disk, memory = os.statvfs(place), Path("/proc/meminfo").read_text()
+    except OSError:
+        return False
+    (available,) = [line for line in memory.splitlines() if line.startswith("MemAvailable:")]
+    room = min(disk.f_bavail * disk.f_frsize, int(available.split()[1]) << 10)
+    return os.access(place, os.W_OK) and room >= ROOM_BYTES
+
+
+# The programs wait for a disk after everything that they promise to keep. No test cuts the power.
+if has_room(MEMORY):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
 # What a developer has set for a board of their own is no setting of a test's.
 for variable in [name for name in os.environ if name.startswith("DPAGENT_")]:
     del os.environ[variable]
