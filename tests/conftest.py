@@ -126,12 +126,19 @@ HEAVY_FIXTURES = {"amqtt", "mosquitto", "new_broker"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is heavy by rule, and let it start first: no worker is left with it at the end."""
+    """Mark what is heavy by rule, and let it start first: no worker is left with it at the end.
+
+    What wants a Ray comes before all others, and so on one worker, which has nothing else in between.
+    """
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if not HEAVY_FOLDERS.isdisjoint(item.path.parts) or not HEAVY_FIXTURES.isdisjoint(fixtures):
             item.add_marker("heavy")
-    items.sort(key=lambda item: item.get_closest_marker("heavy") is None)
+    items.sort(
+        key=lambda item: (
+            "ray" not in getattr(item, "fixturenames", ()), item.get_closest_marker("heavy") is None,
+        )
+    )  # fmt: skip
 
 
 @pytest.fixture
