@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def executed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs are started anew: for a test of a start, of memory, or of who is whose parent."""
     monkeypatch.setenv(launching.starts.EXECUTED, "1")
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A directory where boards have theirs: the kernel counts what is written there, and blocks of files."""
+    with tempfile.TemporaryDirectory(prefix="dpagent-tests-") as directory:
+        yield Path(directory)
 
 
 @pytest.fixture

@@ -306,8 +306,8 @@ def test_no_disk_is_asked_for_room_once_it_is_taken(tmp_path: Path) -> None:
     on_disks_of_their_own(no_disk_is_asked_for_room_once_it_is_taken, {tmp_path / "root": "64m"})
 
 
-def test_room_that_a_power_cut_left_half_taken_is_taken_whole(tmp_path: Path) -> None:
-    files, room = LedgerFiles(tmp_path / "state", tmp_path / "head"), LedgerRoom(3 << 20, 2 << 20)
+def test_room_that_a_power_cut_left_half_taken_is_taken_whole(disk: Path) -> None:
+    files, room = LedgerFiles(disk / "state", disk / "head"), LedgerRoom(3 << 20, 2 << 20)
     begin_ledger(files, {DATASET: BUDGET})
     state = AgentState(files, {DATASET: BUDGET}, check=replay)
     state.connection.execute("CREATE TABLE room (filler BLOB NOT NULL) STRICT")

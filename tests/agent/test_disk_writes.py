@@ -76,7 +76,7 @@ def test_the_count_is_of_a_day_and_outlives_a_restart(tmp_path: Path) -> None:
     state.close()
 
 
-def test_only_what_this_thread_writes_counts(tmp_path: Path) -> None:
+def test_only_what_this_thread_writes_counts(disk: Path) -> None:
     """What training and decoding write follows from the records. The process's own count takes it in."""
     sensors, size = Sensors(), 4 * MIB
     program = (
@@ -86,9 +86,9 @@ def test_only_what_this_thread_writes_counts(tmp_path: Path) -> None:
     )
     before = sensors.written_bytes()
     assert before is not None
-    subprocess.run([sys.executable, "-c", program, str(tmp_path / "theirs")], check=True)
+    subprocess.run([sys.executable, "-c", program, str(disk / "theirs")], check=True)
     theirs = sensors.written_bytes()
-    with (tmp_path / "ours").open("wb") as file:
+    with (disk / "ours").open("wb") as file:
         file.write(bytes(size))
         file.flush()
         os.fsync(file.fileno())

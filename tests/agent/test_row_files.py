@@ -24,6 +24,12 @@ from dpagent import storage
 from dpagent.errors import DataError, StorageError
 
 
+@pytest.fixture
+def tmp_path(disk: Path) -> Path:
+    """What files take of a disk is that of a disk."""
+    return disk
+
+
 @pytest.mark.parametrize("damage", ["no index", "rubbish", "a bit", "cut", "no rows", "rows cut"])
 def test_damaged_files_are_made_again(tmp_path: Path, damage: str) -> None:
     board = pictures(tmp_path)

@@ -106,7 +106,7 @@ def test_another_round_expires_what_is_not_receipted(state: AgentState, last: st
     assert state_of(state, 1) == "expired"
 
 
-def test_a_round_writes_little_besides_its_fragments(state: AgentState) -> None:
+def test_a_round_writes_little_besides_its_fragments(disk: Path) -> None:
     """On a memory card every write counts. What the kernel has been given, in pages of the file system."""
     job, rounds, count = (b"j" * 16).hex(), 2, 16
 
@@ -114,6 +114,7 @@ def test_a_round_writes_little_besides_its_fragments(state: AgentState) -> None:
         lines = Path("/proc/self/io").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes:"))
 
+    state = open_state(disk / "state")
     charge_rounds(state, 1)
     if not (before := written()):
         pytest.skip("the state lies in memory, or the system does not count")
@@ -129,6 +130,7 @@ def test_a_round_writes_little_besides_its_fragments(state: AgentState) -> None:
         state.mark_counted([fragment.digest for fragment in mine], 1.0)
         state.write_notes()
     assert written() - before - sent < rounds * (160 << 10)
+    state.close()
 
 
 def test_what_is_noted_is_written_after_a_while_and_with_what_is_durable(state: AgentState) -> None:

@@ -281,18 +281,18 @@ def test_a_plan_that_needs_more_room_than_declared_is_declined_whatever_the_disk
 
 
 def test_without_the_declared_room_for_features_the_agent_does_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "state").mkdir()
-    decode_here(load_agent_settings(write_agent(tmp_path, None, KEY)).data, tmp_path / "state")
+    (disk / "state").mkdir()
+    decode_here(load_agent_settings(write_agent(disk, None, KEY)).data, disk / "state")
     monkeypatch.setattr(storage, "SPACE_LEFT", 1 << 60)
     with pytest.raises(
         StorageError, match=r"features\.f32: features take 1,048,576 bytes more, and the disk"
     ):
-        trainer(tmp_path)
+        trainer(disk)
     monkeypatch.undo()
-    trainer(tmp_path)
-    assert (tmp_path / "state" / "features.f32").stat().st_blocks * 512 == 1 << 20
+    trainer(disk)
+    assert (disk / "state" / "features.f32").stat().st_blocks * 512 == 1 << 20
 
 
 def test_a_lot_that_could_be_too_large_is_declined_however_few_records_there_are(tmp_path: Path) -> None:

@@ -376,23 +376,23 @@ def test_room_for_features_is_judged_by_public_numbers_alone() -> None:
         require_room(scattering, 2_048, 31)
 
 
-def test_features_live_in_the_room_that_was_reserved(tmp_path: Path) -> None:
-    reserve(tmp_path, 1 << 20, 200)
-    file = tmp_path / "features.f32"
+def test_features_live_in_the_room_that_was_reserved(disk: Path) -> None:
+    reserve(disk, 1 << 20, 200)
+    file = disk / "features.f32"
     assert file.stat().st_blocks * 512 >= 1 << 20
     data = records(150)
-    assert computed(data, tmp_path) == 150
-    reserve(tmp_path, 1 << 20, 200)
-    assert (computed(data, tmp_path), file.stat().st_size) == (0, 1 << 20)
+    assert computed(data, disk) == 150
+    reserve(disk, 1 << 20, 200)
+    assert (computed(data, disk), file.stat().st_size) == (0, 1 << 20)
     # What was cut off is zeros afterwards, and no features of any record.
-    reserve(tmp_path, 64 * 16, 200)
-    reserve(tmp_path, 1 << 20, 200)
-    assert computed(data, tmp_path) == 150 - 64
+    reserve(disk, 64 * 16, 200)
+    reserve(disk, 1 << 20, 200)
+    assert computed(data, disk) == 150 - 64
     file.unlink()
-    reserve(tmp_path, 1 << 20, 200)
-    assert computed(data, tmp_path) == 150
-    reserve(tmp_path, 0, 200)
-    assert not list(tmp_path.iterdir())
+    reserve(disk, 1 << 20, 200)
+    assert computed(data, disk) == 150
+    reserve(disk, 0, 200)
+    assert not list(disk.iterdir())
 
 
 @pytest.mark.parametrize("survives", [0, 1, 100, 1 << 20])
@@ -424,16 +424,16 @@ def test_digests_that_a_crash_left_behind_are_those_of_the_rows(
         features.close()
 
 
-def test_a_new_record_takes_no_room_of_the_disk(tmp_path: Path) -> None:
+def test_a_new_record_takes_no_room_of_the_disk(disk: Path) -> None:
     """Otherwise, on a full disk, the one record that is new decides whether the round counts any."""
-    reserve(tmp_path, 1 << 20, 200)
-    assert computed(records(150), tmp_path) == 150
+    reserve(disk, 1 << 20, 200)
+    assert computed(records(150), disk) == 150
 
     def taken() -> dict[str, tuple[int, int]]:
-        return {file.name: (file.stat().st_ino, file.stat().st_blocks) for file in tmp_path.iterdir()}
+        return {file.name: (file.stat().st_ino, file.stat().st_blocks) for file in disk.iterdir()}
 
     before = taken()
-    assert computed(records(200, seed=1), tmp_path) == 200
+    assert computed(records(200, seed=1), disk) == 200
     assert taken() == before
 
 
