@@ -43,12 +43,15 @@ def arrivals(device: Device, epoch: float, announced: list[Plan]) -> list[float]
     device.give()
     device.take_plan(announced[0], confirmed=False)
     times: list[float] = []
+    due_at = began_at  # When the board has something to do of its own accord, as it says itself.
     for step in range(round(WATCHED_S / STEP_S)):
         if len(times) == FRAGMENTS:
             break
         clock.advance(STEP_S)
-        if device.pending() and step % round(AGAIN_S / STEP_S) == 0:
+        if step % round(AGAIN_S / STEP_S) == 0 and device.pending():
             device.take_plan(announced[step // round(AGAIN_S / STEP_S) % len(announced)], confirmed=False)
+        elif clock.monotonic() < due_at:
+            continue
         device.cycle.advance()
         before = len(device.line.sent)
         publisher.publish_due()
@@ -56,6 +59,7 @@ def arrivals(device: Device, epoch: float, announced: list[Plan]) -> list[float]
             times += [clock.monotonic() - began_at] * (len(device.line.sent) - before)
             with device.state.noted():
                 device.state.connection.execute("UPDATE fragments SET state = 'counted' WHERE state = 'sent'")
+        due_at = clock.monotonic() + min(device.cycle.due_in_s(), publisher.due_in_s())
     return times
 
 
