@@ -7,6 +7,7 @@ becomes a :class:`StorageError` with a sentence, and the interrupted transaction
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,8 @@ _MOST_LOG_BYTES: Final = 1 << 20
 """Of a write-ahead log, once all of it is in the database: one large commit makes it longer for a while."""
 
 Migration = Callable[[sqlite3.Connection], None]
+
+_TABLES: Final = "SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND sql IS NOT NULL"
 
 
 @contextlib.contextmanager
@@ -100,7 +103,9 @@ def _create_database(path: Path, migrations: Sequence[Migration], page_bytes: in
     os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
         connection.execute(f"PRAGMA page_size={page_bytes}")
-        _migrate(connection, path, migrations)
+        connection.execute("PRAGMA journal_mode=MEMORY")  # Of a crash, nothing is left of it.
+        with transaction(connection):
+            _apply(migrations, connection)
     replace_durably(path, new)
 
 
@@ -112,7 +117,7 @@ def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Mi
             "It was written by a newer dpagent; install that version."
         )
     if version:
-        _require_schema(connection, path, migrations[:version])
+        _require_tables(connection, path, migrations[:version])
     # One transaction per step, so that the next start can continue after a crash.
     for number, migrate in enumerate(migrations[version:], start=version + 1):
         with transaction(connection):
@@ -120,26 +125,37 @@ def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Mi
             connection.execute(f"PRAGMA user_version={number}")
 
 
-def _require_schema(connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> None:
+def _require_tables(connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> None:
     """See that tables are as these steps make them: a program that finds another one when it writes has by
     then charged a budget, or counted half.
 
     Raises:
         DamagedDatabaseError: One is not, or is missing.
     """
-    statements = "SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND sql IS NOT NULL"
-    found: dict[str, str] = dict(connection.execute(statements))
+    found: dict[str, str] = dict(connection.execute(_TABLES))
+    for name, sql in _tables_of(tuple(migrations)).items():
+        if found.get(name) != sql:
+            raise DamagedDatabaseError(
+                f"{path} is damaged, or of another build of dpagent: its {name!r} is not what schema "
+                f"{len(migrations)} of this one has. Nothing was changed. Go on with the build that made "
+                "it, or restore it from a backup."
+            )
+
+
+@functools.lru_cache(maxsize=8)
+def _tables_of(migrations: tuple[Migration, ...]) -> dict[str, str]:
+    """The statement of each table after these steps. To find them takes longer than to open a database."""
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
         made.row_factory = sqlite3.Row
-        for migrate in migrations:
-            migrate(made)
-        for name, sql in made.execute(statements):
-            if found.get(name) != sql:
-                raise DamagedDatabaseError(
-                    f"{path} is damaged, or of another build of dpagent: its {name!r} is not what schema "
-                    f"{len(migrations)} of this one has. Nothing was changed. Go on with the build that made "
-                    "it, or restore it from a backup."
-                )
+        _apply(migrations, made)
+        return dict(made.execute(_TABLES))
+
+
+def _apply(migrations: Sequence[Migration], connection: sqlite3.Connection) -> None:
+    """Make the schema of these steps in an empty database, and note how many they are."""
+    for migrate in migrations:
+        migrate(connection)
+    connection.execute(f"PRAGMA user_version={len(migrations)}")
 
 
 def require_whole(connection: sqlite3.Connection, path: Path) -> None:

@@ -8,6 +8,7 @@ transactions of their own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 import sqlite3
@@ -51,6 +52,7 @@ class _SqliteSchema(Schema):
         return self._connection.execute(statement, values)
 
 
+@functools.cache
 def _migration(step: Step) -> Migration:
     return lambda connection: step(_SqliteSchema(connection))
 
