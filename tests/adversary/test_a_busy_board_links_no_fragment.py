@@ -41,18 +41,15 @@ from dpagent.protocol.sealing import Opener
 
 BOARDS, FRAGMENTS, WINDOW_S, APART_S, ALPHA = 3, 40, 15.0, 0.02, 1e-6
 FLOODS, MESSAGES, EVERY_S = 3, 260, 5.0
-AS_IT_IS = "from cli.main import main; main()"
-AS_BEFORE = (
-    """
+AS_BEFORE = """
 import time
 from contextlib import nullcontext
 from agent.publisher import Publisher
 from agent.spool import Spool
 Publisher.running = lambda self: nullcontext()
 Spool.known = lambda self, digests: time.sleep(0.01) or []
+from cli.main import main; main()
 """
-    + AS_IT_IS
-)
 """With the time that the database took, however busy the machine is; no receipt is a board's here."""
 
 
@@ -103,8 +100,18 @@ def owners_of(files: list[Path]) -> dict[bytes, int]:
     return owners
 
 
-def guessed(directory: Path, broker: Broker, program: str, floods: int = FLOODS) -> tuple[int, int]:
-    """How many pairs the coordinator takes for one board's, and how many of them are."""
+def guessed(
+    directory: Path, broker: Broker, program: str | None = None, floods: int = FLOODS
+) -> tuple[int, int]:
+    """How many pairs the coordinator takes for one board's, and how many of them are.
+
+    Args:
+        directory: of the boards.
+        broker: theirs.
+        program: that they run; None: the agent as it is.
+        floods: times that the coordinator keeps them busy.
+    """
+    how = ["-m", "cli.main"] if program is None else ["-c", program]
     fleet = f"busy-{os.urandom(4).hex()}"
     with ExitStack() as held:
         announcer = held.enter_context(Announcer(broker, fleet))
@@ -115,7 +122,7 @@ def guessed(directory: Path, broker: Broker, program: str, floods: int = FLOODS)
             for number in range(BOARDS)
         ]
         for file in files:
-            command = [sys.executable, "-P", "-c", program, "run", "--config", file]
+            command = [sys.executable, "-P", *how, "run", "--config", file]
             held.enter_context(Child(command, file.with_suffix(".log")))
         plan = plan_for(
             fleet,
@@ -151,7 +158,7 @@ def guessed(directory: Path, broker: Broker, program: str, floods: int = FLOODS)
 def test_fragments_of_a_busy_board_leave_apart(tmp_path: Path, mosquitto: Broker) -> None:
     """As far as those of a board do that nobody keeps busy, on this machine, which others may."""
     (taken, right), (taken_calm, right_calm) = (
-        guessed(tmp_path / str(floods), mosquitto, AS_IT_IS, floods) for floods in (FLOODS, 0)
+        guessed(tmp_path / str(floods), mosquitto, floods=floods) for floods in (FLOODS, 0)
     )
     table = [[right, taken - right], [right_calm, taken_calm - right_calm]]
     assert stats.fisher_exact(table, alternative="greater").pvalue > ALPHA
