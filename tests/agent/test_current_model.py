@@ -200,12 +200,12 @@ def test_the_model_of_an_open_round_is_a_file_that_predict_takes_where_the_owner
     model = load_agent_settings(file).model_file
     plan = plan_for(fleet, compute_slot_s=1.0, jitter_window_s=1.0, **terms(weights))
     announce(announcer, plan, weights)
-    with agent_thread(file):
+    with agent_thread(file) as agent:
         wait_until(lambda: charges(file), "the charge, for which the file is not waited for")
         if keep == "finished":
             assert not model.exists()
             return
-        wait_until(lambda: (told / model.name).exists(), "the owner's command")
+        agent.clock.advance_until(lambda: (told / model.name).exists(), "the owner's command", 0.05)
     assert seed_of(model) == 5
     assert ExportedModel(model).round == 1
     ran = dpagent("predict", "--latest", file.with_name("data.npz"), "--config", file, "--json", "-")

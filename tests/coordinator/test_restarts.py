@@ -195,7 +195,7 @@ def test_an_acknowledgement_of_the_end_counts_whenever_it_comes(
 ) -> None:
     """The broker answers while the coordinator waits for events of any kind, not for that one."""
     monkeypatch.setattr(announcer, "_FAREWELL_S", 0.05)
-    monkeypatch.setattr(daemon, "_IDLE_S", 5.0)
+    monkeypatch.setattr(daemon, "_IDLE_S", 1.5)
     broker = new_broker("mosquitto").start()
     fleet = WatchedFleet(tmp_path, broker, rounds=1)
     with Observer(broker, fleet.name) as observer, coordinator_thread(fleet.file) as coordinator:

@@ -16,7 +16,7 @@ from fleets import DIGITS, write_fleet
 from numpy.typing import NDArray
 
 from agent.current_model import current_model
-from coordinator import planning, queue
+from coordinator import announcer, planning, queue
 from coordinator.daemon import _BATCH, Coordinator
 from coordinator.reader import StoreReader
 from coordinator.seats import OpenedFragment
@@ -199,8 +199,11 @@ def test_a_bounded_cap_goes_by_what_is_spent_also_after_a_restart_and_ends_a_job
 PIXELS = {"features": [f"p{number}" for number in range(64)], "offset": 8, "scale": 4}
 
 
-def test_a_model_carries_what_its_inputs_are(tmp_path: Path, begin: Begin) -> None:
+def test_a_model_carries_what_its_inputs_are(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As fleet.yaml says, and else as the test data are declared, whose rows are as users have them."""
+    monkeypatch.setattr(announcer, "_FAREWELL_S", 0.05)
     rows = np.random.default_rng(2).uniform(0, 16, (20, 64)).round(1)
     lines = [",".join([*map(str, row), str(number % 10)]) for number, row in enumerate(rows)]
     (tmp_path / "test.csv").write_text("\n".join([",".join([*PIXELS["features"], "label"]), *lines, ""]))
