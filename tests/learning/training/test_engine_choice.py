@@ -149,8 +149,9 @@ def _as_if_more_paid(measured: Any) -> Any:
 
 
 def test_an_engine_that_takes_more_memory_than_it_may_is_not_taken() -> None:
-    with pytest.raises(UnsuitableEngineError, match=r"takes \d+ MiB; engine_memory_mib of the profile is 12"):
-        choose_engine(bench(**SENSORS, memory_mib=12), ["numpy"])
+    # A small model, which a slow board tries in its time as well.
+    with pytest.raises(UnsuitableEngineError, match=r"takes \d+ MiB; engine_memory_mib of the profile is 1$"):
+        choose_engine(bench(memory_mib=1), ["numpy"])
 
 
 def test_where_the_system_tells_no_memory_one_process_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
