@@ -56,6 +56,8 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     control.write_text(re.sub(r"(?m)^Version: .*$", f"Version: {NEWER}", control.read_text()))
     (init,) = (directory / "tree/opt/dpagent").glob("lib/python3.*/site-packages/dpagent/__init__.py")
     init.write_text(re.sub(r"(?m)^__version__ = .*$", f'__version__ = "{NEWER}"', init.read_text()))
+    for bytecode in (init.parent / "__pycache__").glob("__init__.*.pyc"):
+        bytecode.unlink()  # It counts for what it is, whatever the file says.
     file = directory / f"dpagent_{NEWER}.deb"
     subprocess.run(
         ["dpkg-deb", "--build", "-Znone", directory / "tree", file], check=True, capture_output=True
@@ -162,6 +164,6 @@ def test_an_install_makes_the_user_and_the_services_and_starts_nothing(root: Roo
     unit = (root.path / "usr/lib/systemd/system/dpagent-agent.service").read_text()
     assert "ExecStart=/opt/dpagent/bin/dpagent run --config /etc/dpagent/agent.yaml\n" in unit
     bytecode = {file.parents[1].name for file in (root.path / "opt/dpagent").rglob("*.pyc")}
-    assert {"agent", "numpy"} <= bytecode
+    assert {"agent", "pydantic"} <= bytecode  # On boards of 32 bits, numpy's is Debian's.
     assert not {"coordinator", "simulation"} & bytecode
     assert "architecture" in root.run("dpagent", "profiles", "detect")
