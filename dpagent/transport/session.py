@@ -276,7 +276,10 @@ class MqttSession:
         """
         if self._start_at is not None and time.monotonic() >= self._start_at:
             self._start_at = None
-            self.start()
+            try:
+                self.start()
+            except ConfigurationError as error:  # Such as of a file that is being renewed.
+                return self._plan_next_attempt(Ended(str(error), was_reached=False))
         event = self._arrived.popleft() if self._arrived else self._wait(timeout_s)
         match event:
             case Refused(reason):

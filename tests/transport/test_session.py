@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 from brokers import Broker, Software, wait_for, wait_until
 
+from benchmarks.certificates import broker_certificate
 from dpagent.errors import BrokerError, ConfigurationError
 from dpagent.transport.connection import Connection
 from dpagent.transport.events import (
@@ -157,6 +158,23 @@ def test_a_certificate_authority_that_is_none_is_named(tmp_path: Path) -> None:
         session = MqttSession(settings, client_id="c", subscriptions=[], persistent=False)
         with pytest.raises(ConfigurationError, match=r"mqtt\.ca_file"):
             session.start()
+
+
+def test_a_file_that_is_being_renewed_is_read_again(new_broker: Any, tmp_path: Path, topic: str) -> None:
+    """A program ended for good if it connected again while the file of its authority was half written."""
+    files = broker_certificate(tmp_path / "tls")
+    broker, ca_file = new_broker(options=files.options).start(), tmp_path / "ca.crt"
+    whole = files.authority.read_bytes()
+    ca_file.write_bytes(whole)
+    changes = {"url": broker.url.replace("mqtt:", "mqtts:"), "ca_file": ca_file}
+    with broker.session(client(), topic, **changes) as session:
+        wait_for(session, Connected)
+        ca_file.write_bytes(whole[: len(whole) // 2])
+        broker.stop()
+        broker.start()
+        wait_until(lambda: "mqtt.ca_file" in wait_for(session, Disconnected).reason, "the half file")
+        ca_file.write_bytes(whole)
+        wait_for(session, Connected)
 
 
 @pytest.mark.parametrize(("software", "protocol"), KINDS, ids=IDS)
