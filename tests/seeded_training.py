@@ -16,6 +16,7 @@ from unittest.mock import patch
 import agent.training
 import agent.worker_program
 import dpagent.learning.training.engine_choice as engine_choice
+from agent.looks import LookResult
 from agent.training import NoisyUpdate, Trainer, Work
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.protocol.fragments import cut
@@ -26,7 +27,7 @@ SEED = "TESTS_NOISE_SEED"
 
 
 class SeededTrainer(Trainer):
-    def noisy_update(self, work: Work) -> NoisyUpdate:
+    def noisy_update(self, work: Work, found: LookResult | None = None) -> NoisyUpdate:
         folder = re.search(r"device-(\d+)", str(self._settings.state_dir))
         assert folder is not None
         run = int(os.environ[SEED]), work.task.plan.round, int(folder.group(1))
@@ -34,7 +35,7 @@ class SeededTrainer(Trainer):
         # A fragment that has no room for its values rounds them at random.
         agent.training.cut = partial(cut, entropy=insecure_entropy(*run, "wire"))
         with patch.object(agent.training, "os", SimpleNamespace(urandom=draw)):
-            return super().noisy_update(work)
+            return super().noisy_update(work, found)
 
 
 def main() -> None:

@@ -92,5 +92,5 @@ def test_the_advice_follows_where_the_program_came_from(
         def read_text(self, _name: str) -> str | None:
             return written if written is None or isinstance(written, str) else json.dumps(written)
 
-    monkeypatch.setattr(extras, "distribution", lambda _name: Installed())
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _name: Installed())
     assert f"-m pip install {advised}" in extras.install_command("images")

@@ -18,7 +18,8 @@ from agent.sensors import Sensors
 from agent.settings import load_agent_settings
 from dpagent.protocol.signing import Signer, new_signing_secret
 
-AGENT, CHILD, FORK, FOLLOWING = os.getpid(), 40_000, 40_001, 40_002
+CHILD, FORK, FOLLOWING = 5_000_001, 5_000_002, 5_000_003
+"""No process of a system has so high a number."""
 
 
 class Load:
@@ -29,6 +30,7 @@ class Load:
         settings = GovernorSettings(highest_load=highest_load)
         self._governor = Governor(settings, root, Sensors(root), self._clock, **options)
         self.held: list[bool] = []
+        self.agent = os.getpid()  # The tests' process forks before they run.
 
     def compute(self, ticks: int) -> None:
         """Let 2 s pass, in which all programs take so many of 400 ticks."""
@@ -44,17 +46,17 @@ def test_what_a_fork_took_is_no_load_of_others_when_the_training_process_ends(
     """Nobody waits for a fork whose parent is ended; before, a round began later, or not, by how long it had
     computed."""
     load = Load(tmp_path, 0.15)
-    load.tree.run(AGENT, 1, 0)
-    load.tree.run(CHILD, AGENT, 100)
+    load.tree.run(load.agent, 1, 0)
+    load.tree.run(CHILD, load.agent, 100)
     load.compute(8)
     load.tree.run(FORK, CHILD, forked)
     load.compute(8 + forked)
-    load.tree.run(AGENT, 1, 100)
+    load.tree.run(load.agent, 1, 100)
     for ended in (CHILD, FORK):
         load.tree.remove(f"proc/{ended}/stat")
-    load.tree.run(FOLLOWING, AGENT, 150)
+    load.tree.run(FOLLOWING, load.agent, 150)
     load.compute(158)
-    load.tree.run(FOLLOWING, AGENT, 250)
+    load.tree.run(FOLLOWING, load.agent, 250)
     load.compute(108)
     assert load.held == [True, False, False, False]
 
@@ -64,16 +66,16 @@ def test_the_end_of_a_look_changes_no_load(tmp_path: Path, *, is_over: bool) -> 
     """The agent waits for a look that has ended when the next round is decided on. A time in which it did so
     did not count: whether training paused for others then told whether the look had ended by then."""
     load = Load(tmp_path, 0.3, readers=lambda: (None, CHILD))
-    load.tree.run(AGENT, 1, 0)
-    load.tree.run(CHILD, AGENT, 100)
+    load.tree.run(load.agent, 1, 0)
+    load.tree.run(CHILD, load.agent, 100)
     load.compute(100)
-    load.tree.run(CHILD, AGENT, 200)
+    load.tree.run(CHILD, load.agent, 200)
     load.compute(100)
     if is_over:
         load.tree.remove(f"proc/{CHILD}/stat")
-        load.tree.run(AGENT, 1, 300)
+        load.tree.run(load.agent, 1, 300)
     else:
-        load.tree.run(CHILD, AGENT, 300)
+        load.tree.run(CHILD, load.agent, 300)
     load.compute(400)
     assert load.held == [True, False, True]
 
