@@ -28,28 +28,28 @@ _TABLES: Final = "SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND s
 @contextlib.contextmanager
 def database_errors(path: Path) -> Iterator[None]:
     """Turn errors of SQLite and of the file system about ``path`` into :class:`StorageError`."""
-    try:
-        with disk_errors(path):
+    with disk_errors(path):
+        try:
             yield
-    except sqlite3.Error as error:
-        name = getattr(error, "sqlite_errorname", "")
-        if name.startswith("SQLITE_FULL"):
-            raise StorageError(
-                f"{path}: the disk is full. Nothing was lost; free some space and try again."
-            ) from error
-        # SQLITE_ERROR: a schema or values that our statements do not fit, as in a damaged file. No name: of a
-        # text that is not UTF-8.
-        damage = ("SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_ERROR")
-        if name.startswith(damage) or (not name and isinstance(error, sqlite3.OperationalError)):
+        except sqlite3.Error as error:
+            name = getattr(error, "sqlite_errorname", "")
+            if name.startswith("SQLITE_FULL"):
+                raise StorageError(
+                    f"{path}: the disk is full. Nothing was lost; free some space and try again."
+                ) from error
+            # SQLITE_ERROR: a schema or values that our statements do not fit, as in a damaged file. No name: of
+            # a text that is not UTF-8.
+            damage = ("SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_ERROR")
+            if name.startswith(damage) or (not name and isinstance(error, sqlite3.OperationalError)):
+                raise _damaged(path, error) from error
+            if name.startswith("SQLITE_BUSY"):
+                raise StorageError(
+                    f"{path} is locked by another program ({error}). Stop that program first."
+                ) from error
+            hint = f" {whose(path)}" if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")) else ""
+            raise StorageError(f"{path}: the database cannot be used ({error}).{hint}") from error
+        except UnicodeDecodeError as error:  # of SQLite's own message, which quotes what is damaged
             raise _damaged(path, error) from error
-        if name.startswith("SQLITE_BUSY"):
-            raise StorageError(
-                f"{path} is locked by another program ({error}). Stop that program first."
-            ) from error
-        hint = f" {whose(path)}" if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")) else ""
-        raise StorageError(f"{path}: the database cannot be used ({error}).{hint}") from error
-    except UnicodeDecodeError as error:  # of SQLite's own message, which quotes what is damaged
-        raise _damaged(path, error) from error
 
 
 def open_database(

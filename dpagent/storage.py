@@ -28,9 +28,13 @@ _WRITABLE: Final = "Check that the path exists and is writable."
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn errors of the file system about ``path`` into :class:`StorageError`."""
+    """Turn errors of the file system about ``path``, and damage of its text, into :class:`StorageError`."""
     try:
         yield
+    except UnicodeDecodeError as error:
+        raise StorageError(
+            f"{path} is no text in UTF-8 ({error.reason}). Restore it from a backup."
+        ) from error
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise StorageError(

@@ -379,6 +379,15 @@ def test_no_space_left_is_called_a_full_disk(tmp_path: Path, monkeypatch: pytest
     assert path.read_bytes() == b"old"
 
 
+def test_text_that_is_damaged_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"\xff")
+    with (
+        pytest.raises(StorageError, match=r"text is no text in UTF-8 \(invalid start byte\)"),
+        disk_errors(tmp_path / "text"),
+    ):
+        (tmp_path / "text").read_text(encoding="utf-8")
+
+
 def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_bytes(b"old")

@@ -173,6 +173,7 @@ class VirtualFleet:
             with opened_ledger(self.settings, self.layout.agent_state(1)) as ledger:
                 while not now.is_over:
                     now = keep(rounds.next(ledger))
+                    rounds.tell_of_norm()
         if self._lacks_baseline(now):
             plain = PlainRounds(fleet, now, crew, models)
             while self._lacks_baseline(now):

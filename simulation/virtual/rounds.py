@@ -54,6 +54,8 @@ class VirtualRounds(JobRounds):
         self._checkpoint, self._crew, self._models = checkpoint, crew, models
         self._seed, self._tell = insecure_noise_seed, tell
         self._model = checkpoint.model
+        self._norm_before: float | None = None
+        """The clip norm of the last round, where it follows a quantile."""
         self._spent = checkpoint.rounds[-1].epsilon if checkpoint.rounds else 0.0
         if self._spec.front_end:
             self._compute_features(with_projection=bool(checkpoint.rounds))
@@ -65,6 +67,7 @@ class VirtualRounds(JobRounds):
             DpagentError: It cannot run.
         """
         began, number = time.monotonic(), len(self._checkpoint.rounds) + 1
+        self._norm_before = None
         try:
             task, sent = self._plan(number, self._models.assets)
         except CapNotMetError as error:
@@ -73,7 +76,8 @@ class VirtualRounds(JobRounds):
         ledger.charge(task)  # Before a record is read.
         order = RoundOrder(task.plan, sent, self._fleet, insecure_noise_seed=self._seed)
         found = self._crew.compute(order, lambda devices: self._tell(number, devices))
-        clip_norm = self._model.clip_norm if self._fleet.privacy.clipping.kind == "quantile" else None
+        if self._fleet.privacy.clipping.kind == "quantile":
+            self._norm_before = self._model.clip_norm
         step, accuracy = self._stepped(task, found)
         self._spent = self._planner.epsilon_after(task.release)
         counts = [found.sums[each][0] if each in found.sums else 0 for each in range(task.release.blocks)]
@@ -82,7 +86,7 @@ class VirtualRounds(JobRounds):
             clamped=step.clamped,
             kept=step.kept,
             out_of_range=step.out_of_range,
-            clip_norm=clip_norm,
+            clip_norm=self._norm_before,
             noise_multiplier=task.release.mechanism.noise_multiplier,
             epsilon=self._spent,
             seconds=time.monotonic() - began,
@@ -100,6 +104,11 @@ class VirtualRounds(JobRounds):
             is_over=number >= self._fleet.rounds,
         )
         return self._checkpoint
+
+    def tell_of_norm(self) -> None:
+        """As of ``coordinator.stepping.Stepper``, of the last round, once its checkpoint is kept."""
+        if self._norm_before is not None:
+            self._stepper.tell_of_norm(self._norm_before, self._model.clip_norm)
 
     def _stepped(self, task: RoundTask, found: GroupSums) -> tuple[Step, float | None]:
         """The model after a round, and its accuracy."""

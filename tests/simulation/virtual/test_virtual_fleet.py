@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,33 @@ def test_workers_compute_what_one_process_computes(tmp_path: Path, ray: Any, alo
     (budget,) = record.budgets
     assert (budget.charges, budget.verified) == (3, True)
     assert budget.epsilon_spent == pytest.approx(record.epsilon_spent[-1], rel=1e-3)
+
+
+def test_a_clip_norm_at_its_bound_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The rounds of a real fleet tell of it, too."""
+
+    class Stopped(Exception):
+        """After a round."""
+
+    class Stops(Listener):
+        def closed(self, fleet: VirtualFleet, checkpoint: Checkpoint) -> None:
+            raise Stopped
+
+    # All gradients are shorter, so that the norm falls.
+    asked = request(clipping="quantile", clip_norm=1e4)
+    fleet = VirtualFleet(asked, tmp_path / "run")
+    with pytest.raises(Stopped):
+        fleet.run_here(Stops())
+    assert fleet.checkpoint is not None
+    least, _ = fleet._fleet_settings().privacy.clip_norms
+    model = replace(fleet.checkpoint.model, clip_norm=1.01 * least)
+    replace(fleet.checkpoint, model=model).save(tmp_path / "run")
+    assert "the clip norm" not in caplog.text
+    fleet = VirtualFleet(asked, tmp_path / "run")
+    fleet.run_here()
+    assert fleet.checkpoint is not None
+    assert [each.clip_norm for each in fleet.checkpoint.rounds] == [1e4, 1.01 * least, least]
+    assert caplog.text.count(f"the clip norm has come to {least:g}, the least") == 1
 
 
 def test_killed_workers_cost_time_and_change_no_bit(tmp_path: Path, ray: Any, alone: VirtualFleet) -> None:
