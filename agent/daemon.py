@@ -97,7 +97,9 @@ class Agent:
         self._settings = settings = on_board(settings, profile)
         require_kind(settings.data)
         require_public_room(settings.governor, settings.state_dir, settings.data.path)
-        os.nice(max(0, profile.niceness - os.nice(0)))
+        niceness = os.nice(max(0, profile.niceness - os.nice(0)))
+        if opening is not None:
+            opening.give_way(niceness)
         self._verifier = Verifier(settings.coordinator_key, settings.fleet)
         self._topics = Topics(settings.fleet)
         identity = identity_of(settings)

@@ -45,8 +45,8 @@ LOST = (
 
 @contextmanager
 def ledger_errors(database: Path) -> Iterator[None]:
-    """As :func:`dpagent.database_file.database_errors`, of the file that has the ledger: damage of it does not
-    pass.
+    """As :func:`dpagent.database_file.database_errors`, of the file that has the ledger: damage of it does
+    not pass.
 
     Raises:
         LedgerError: It is damaged.

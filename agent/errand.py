@@ -156,6 +156,16 @@ class Errand:
         finally:
             self.end()
 
+    def give_way(self, niceness: int) -> None:
+        """Let the process, and what it starts from here on, run at this niceness.
+
+        Args:
+            niceness: at least that of this program.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            if self.may_be_asked:  # so that nobody else has its number
+                os.setpriority(os.PRIO_PGRP, self._process.pid, niceness)
+
     def end(self) -> None:
         """End the process, whatever it is at."""
         self._asked.put(None)

@@ -49,6 +49,15 @@ class Opening:
         except ErrandError as error:
             raise _not_opened(error) from error
 
+    def give_way(self, niceness: int) -> None:
+        """As of :class:`~agent.errand.Errand`: it may decode for long, and began before the agent knew its
+        board.
+
+        Args:
+            niceness: the agent's.
+        """
+        self._errand.give_way(niceness)
+
     def replay(self, records: Sequence[Record]) -> None:
         """As :func:`agent.pricing.replay_apart`, in this process."""
         replay_by(self._errand.answer, records)

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from brokers import wait_until
-from fleets import make_plan
+from devices import KEY
+from fleets import make_plan, run_agent, write_agent
 from ledgers import DATA, charge_and_spool, charge_for, fragments
 
 from agent.charges import Charge, Record
@@ -57,6 +58,27 @@ def test_one_process_replays_the_ledger_and_opens_the_records(
     form = opening.form(data, tmp_path)
     assert (form.shape, form.dtype, form.classes) == (SHAPE, "float32", 10)
     assert process.poll() is not None, "it ends with that"
+
+
+@pytest.mark.usefixtures("executed")
+def test_the_process_of_a_start_gives_way_as_the_agent_does(tmp_path: Path) -> None:
+    """It decodes, for hours where nothing was ever decoded. It begins before the agent knows its profile."""
+    (tmp_path / "board.yaml").write_text("extends: generic-x86-64\nniceness: 19\n")
+    file = write_agent(tmp_path, None, KEY, profile=str(tmp_path / "board.yaml"))
+    with run_agent(file) as agent:
+        children = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children")
+
+        def opening() -> int | None:
+            for each in children.read_text().split():
+                if b"agent.opening_program" in Path(f"/proc/{each}/cmdline").read_bytes():
+                    return int(each)
+            return None
+
+        wait_until(lambda: opening() is not None, "the process of the start")
+        process = opening()
+        assert process is not None
+        os.kill(process, signal.SIGSTOP)  # So that the agent waits for it.
+        wait_until(lambda: os.getpriority(os.PRIO_PROCESS, process) == 19, "one that gives way")
 
 
 def test_a_ledger_that_is_wrong_is_named(opening: Opening, records: list[Record]) -> None:
