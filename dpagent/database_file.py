@@ -37,8 +37,8 @@ def database_errors(path: Path) -> Iterator[None]:
                 raise StorageError(
                     f"{path}: the disk is full. Nothing was lost; free some space and try again."
                 ) from error
-            # SQLITE_ERROR: a schema or values that our statements do not fit, as in a damaged file. No name: of
-            # a text that is not UTF-8.
+            # SQLITE_ERROR: a schema or values that our statements do not fit, as in a damaged file. No name:
+            # of a text that is not UTF-8.
             damage = ("SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_ERROR")
             if name.startswith(damage) or (not name and isinstance(error, sqlite3.OperationalError)):
                 raise _damaged(path, error) from error

@@ -19,6 +19,8 @@ from typing import Final
 _NOW_AND_LATER_ONCE_USED: Final = 1 | 2 | 4
 """MCL_CURRENT, MCL_FUTURE and MCL_ONFAULT of mlockall(2)."""
 _CAP_IPC_LOCK: Final = 14
+_ALL_USERS: Final = ["0", "0", "4294967295"]
+"""Of the first user namespace, in user_namespaces(7)."""
 _READ_BYTES: Final = 1 << 20
 
 
@@ -73,7 +75,10 @@ def has_swap() -> bool:
 
 def _is_above_it() -> bool:
     try:
+        users = Path("/proc/self/uid_map").read_text().split()
         found = re.search(r"^CapEff:\s*([0-9a-f]+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
     except OSError:
+        return False
+    if users != _ALL_USERS:  # In a container with users of its own, the kernel heeds the bound all the same.
         return False
     return found is not None and bool(int(found[1], 16) >> _CAP_IPC_LOCK & 1)

@@ -7,7 +7,10 @@ to 0.64 and 0.52 s in place of 0.14 and 0.15, and so did its slots (on a disk th
 
 from __future__ import annotations
 
+import shutil
 import socket
+import subprocess
+import sys
 from mmap import PAGESIZE
 from pathlib import Path
 
@@ -34,6 +37,21 @@ def stays(process: int) -> bool:
     lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()[1:]
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
     return kib["Locked"] > 0.9 * kib["Pss"]
+
+
+def test_root_of_users_of_its_own_is_not_above_the_bound() -> None:
+    """As in a container without privileges: the kernel heeds the bound there, so that memory could fail."""
+    said = """if True:
+        import resource
+        from dpagent.resident_memory import may_stay
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 20, 1 << 20))
+        print(may_stay())
+    """
+    inside = ["unshare", "--map-root-user", "--user"]
+    if shutil.which("unshare") is None or subprocess.run([*inside, "true"], check=False).returncode:
+        pytest.skip("this system lets nobody have users of its own")
+    ended = subprocess.run([*inside, sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["False"]
 
 
 def test_the_training_process_stays_in_memory(tmp_path: Path) -> None:
