@@ -76,7 +76,7 @@ class Agent:
         opening: the process of its start, if that runs already.
 
     Raises:
-        ConfigurationError, DataError, LedgerError, StateInUseError, StorageError: The
+        ConfigurationError, DataError, ErrandError, LedgerError, StateInUseError, StorageError: The
             device cannot start; the text gives the reason.
     """
 

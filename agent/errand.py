@@ -24,7 +24,7 @@ from typing import Any, Final
 from agent.child_log import Said
 from agent.child_programs import environment
 from agent.sensors import processor_s_of
-from dpagent.errors import DpagentError, said
+from dpagent.errors import DpagentError, ExitCode, said
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ _ENDING_S: Final = 5.0
 
 class ErrandError(DpagentError):
     """A process could not be started, or ended without an answer; the text gives the reason."""
+
+    exit_code = ExitCode.CHILD  # It may pass: the system has ended it for want of memory, say.
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from agent.data_form import DataForm
 from agent.data_settings import DataSettings
 from agent.errand import Errand, ErrandError
 from agent.pricing import replay_by
-from dpagent.errors import DataError
 
 _PROGRAM: Final = "agent.opening_program"
 
@@ -40,7 +39,7 @@ class Opening:
     """Starts the process, which gets ready while the agent does.
 
     Raises:
-        DataError: it cannot be started.
+        ErrandError: it cannot be started.
     """
 
     def __init__(self) -> None:
@@ -73,6 +72,7 @@ class Opening:
         Raises:
             ConfigurationError: something is not declared.
             DataError: the records cannot be opened, or there are too many.
+            ErrandError: the process ended.
             StorageError: the disk has no room for decoded records, or for features.
         """
         try:
@@ -86,5 +86,5 @@ class Opening:
         self._errand.end()
 
 
-def _not_opened(error: ErrandError) -> DataError:
-    return DataError(f"The records cannot be opened: {error}. Start the agent again.")
+def _not_opened(error: ErrandError) -> ErrandError:
+    return ErrandError(f"The records cannot be opened: {error}. Start the agent again.")

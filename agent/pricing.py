@@ -135,7 +135,8 @@ def replay_apart(records: Sequence[Record]) -> None:
     """Have the records of a ledger replayed (:func:`agent.replay.replay`) in a process that ends.
 
     Raises:
-        LedgerError: as there; or they cannot be checked on this board now.
+        LedgerError: as there.
+        ErrandError: they cannot be checked on this board now.
     """
     replay_by(lambda question: ask(_PROGRAM, question), records)
 
@@ -152,6 +153,7 @@ def replay_by(answer: Callable[[ReplayQuestion], object], records: Sequence[Reco
     except LedgerError:
         raise
     except DpagentError as error:
-        raise LedgerError(
+        kind = ErrandError if isinstance(error, ErrandError) else LedgerError
+        raise kind(
             f"The ledger cannot be checked: {error}. It is as it was; start the agent again."
         ) from error

@@ -55,7 +55,10 @@ _MEANINGS: dict[ExitCode, str] = {
     ExitCode.STATE_IN_USE: "Another process uses the same state directory.",
     ExitCode.STORAGE: "The disk is full, or a file cannot be read or written.",
     ExitCode.PLAN: "The number of an option is out of range, or no noise can meet the privacy parameters.",
-    ExitCode.CHILD: "A program that the demo started failed repeatedly; the message names its log.",
+    ExitCode.CHILD: (
+        "A program that this one started ended, or that the demo started failed repeatedly; the message "
+        "names it, or its log."
+    ),
     ExitCode.CLUSTER: "Ray cannot be started or joined, or its workers end again and again.",
     ExitCode.INTERRUPTED: "Stopped with Ctrl-C; for demo, simulation and sweep also with SIGTERM.",
 }

@@ -188,7 +188,7 @@ def test_a_process_that_cannot_be_started_declines_the_round(device: Device) -> 
 
 @pytest.mark.usefixtures("none_starts")
 def test_a_ledger_that_cannot_be_checked_is_no_ledger_to_start_with() -> None:
-    with pytest.raises(LedgerError, match=r"cannot be checked: the process .* cannot be started"):
+    with pytest.raises(ErrandError, match=r"cannot be checked: the process .* cannot be started"):
         replay_apart([])
 
 

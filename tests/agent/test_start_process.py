@@ -17,10 +17,11 @@ from ledgers import DATA, charge_and_spool, charge_for, fragments
 
 from agent.charges import Charge, Record
 from agent.data_settings import DataSettings
+from agent.errand import ErrandError
 from agent.ledger import read_entries
 from agent.opening import Opening
 from agent.state import AgentState
-from dpagent.errors import DataError, LedgerError
+from dpagent.errors import ExitCode, LedgerError
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
 
@@ -94,10 +95,13 @@ def test_a_process_that_ends_is_no_wrong_ledger_and_no_wrong_data(
     opening.replay([])
     os.kill(opening._errand._process.pid, signal.SIGKILL)
     wait_until(lambda: opening._errand._process.poll() is not None, "its end")
-    with pytest.raises(DataError, match=r"The records cannot be opened: the process .* ended: signal 9"):
+    with pytest.raises(ErrandError, match=r"The records cannot be opened: the process .* ended: signal 9"):
         opening.form(data, tmp_path)
     again = Opening()
     os.kill(again._errand._process.pid, signal.SIGKILL)
-    with pytest.raises(LedgerError, match=r"The ledger cannot be checked: .*start the agent again\."):
+    with pytest.raises(
+        ErrandError, match=r"The ledger cannot be checked: .*start the agent again\."
+    ) as caught:
         again.replay([])
+    assert caught.value.exit_code is ExitCode.CHILD, "the service starts it again"
     again.end()
