@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -23,10 +24,13 @@ from brokers import find_mosquitto, reserved_port, wait_until
 from children import Child
 from clean_roots import HERE, Root, is_emulated, make_root, package
 from commands import dpagent_process
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from fleets import digits, run_coordinator
 
 from agent.audit import verify
 from agent.heads import second_head_beside
+from coordinator.authority import load_authorities
 from dpagent.learning.data.formats.npz import save_npz
 
 PAGE: Final = HERE / "docs" / "boards.md"
@@ -74,7 +78,7 @@ class Operator:
 
     def __init__(self, place: Path, port: int) -> None:
         self.place, self.port = place, port
-        self.file = place / "fleet.yaml"
+        self.file, self.certificate = place / "fleet.yaml", place / "broker" / "broker.crt"
         self.file.write_text(FLEET.format(rounds=ROUNDS, port=port))
         self.say("coordinator", "ca", "init")
         self.say("coordinator", "ca", "server", "127.0.0.1", "--out", "broker")
@@ -108,6 +112,16 @@ class Operator:
         child = Child([sys.executable, "-P", "-m", "cli.main", *map(str, words)], self.place / "broker.log")
         wait_until(self._answers, "the broker")
         return child
+
+    def expire(self) -> None:
+        """Give the broker a certificate of its authority that is over."""
+        key = load_pem_private_key(self.certificate.with_suffix(".key").read_bytes(), None)
+        assert isinstance(key, EllipticCurvePrivateKey)
+        authority = load_authorities(self.place / "members", now=datetime.now(UTC)).issuing
+        over = authority.issue_server(
+            key.public_key(), ["127.0.0.1"], days=1 / 86_400, now=authority.certificate.not_valid_before_utc
+        )
+        self.certificate.write_bytes(over.public_bytes(Encoding.PEM))
 
     def _answers(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
@@ -156,6 +170,15 @@ class Faults:
         said = self.board.ended(*before, "dpagent", "doctor").stdout
         return re.sub(r"(?m) {2,}", " ", said)
 
+    @contextlib.contextmanager
+    def broker_down(self) -> Iterator[None]:
+        """It is stopped, and then started with what its files say by then."""
+        self.running.stop()
+        try:
+            yield
+        finally:
+            self.running = self.operator.broker()
+
     def said(self, broken: str) -> str:
         """What doctor says while something is broken."""
         etc, data = self.board.path / "etc/dpagent", self.board.path / "srv/dpagent/records.npz"
@@ -163,15 +186,18 @@ class Faults:
             case "nothing":
                 return self.doctor()
             case "the broker is down":
-                self.running.stop()
-                try:
+                with self.broker_down():
                     return self.doctor()
-                finally:
-                    self.running = self.operator.broker()
             case "the clock shows 1970":
                 return self.doctor("faketime", "1970-01-02 00:00:00")
             case "the broker's certificate has expired":
-                return self.doctor("faketime", "2040-01-01 00:00:00")
+                with changed(self.operator.certificate):
+                    with self.broker_down():
+                        self.operator.expire()
+                    said = self.doctor()
+                with self.broker_down():
+                    pass
+                return said
             case "`ca.crt` is another authority's":
                 with changed(etc / "ca.crt"):
                     shutil.copy(self.operator.another_authority(), etc / "ca.crt")
@@ -207,6 +233,8 @@ def changed(file: Path) -> Iterator[None]:
     """A file that is as before afterwards."""
     kept = file.with_name(f"{file.name}.kept")
     shutil.copy2(file, kept)
+    owners = file.stat()
+    os.chown(kept, owners.st_uid, owners.st_gid)  # The agent has to read it still.
     try:
         yield
     finally:
