@@ -174,5 +174,5 @@ def decode_at_once(settings: DataSettings, state_dir: Path) -> None:
         StorageError: The disk has no room for decoded records.
     """
     # Whatever comes of it: how many features are missing afterwards depends on the records.
-    forget_features(state_dir)
+    forget_features(state_dir, all_of_them=True)
     Look(LookOrder(settings, state_dir, at_once=True)).wait()

@@ -392,7 +392,10 @@ class Trainer:
             if unusable := self._features.unusable:
                 # Only for the owner of the device: the number is private.
                 total = counted(len(records), "record")
-                log.warning("%d of %s have no finite features and do not count", unusable, total)
+                log.warning(
+                    "%d of %s have no finite features and do not count; `dpagent data decode`, with the agent"
+                    " stopped, has them tried again", unusable, total,
+                )  # fmt: skip
         return self._features
 
     def _front_end_for(self, task: RoundTask, assets: Mapping[str, bytes]) -> FrontEnd | None:

@@ -176,15 +176,21 @@ def has_features(directory: Path, front_end: FrontEnd) -> bool:
     return known is not None and known.is_whole and known.front_end == front_end.key
 
 
-def forget_features(directory: Path) -> None:
+def forget_features(directory: Path, *, all_of_them: bool = False) -> None:
     """Let it count as unknown of how many records there are features there; those stay where they are.
+
+    Args:
+        directory: of the files.
+        all_of_them: whether those of all records are computed again, which takes the next round no longer: it
+            counts with as many. So records are tried again with which a front end failed.
 
     Raises:
         StorageError: that cannot be written.
     """
     digests = _files(directory)[1]
     if (known := _Computed.load(digests)) is not None:
-        replace(known, is_whole=False).save(digests)
+        gone = np.arange(len(known.digests) if all_of_them else 0)
+        known.without(gone).save(digests)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from dpagent import storage
 from dpagent.errors import ConfigurationError, DataError, StorageError
 from dpagent.learning.data.dataset import ArrayDataset
-from dpagent.learning.front_end.features import FeatureSet, FrontEnd, require_room, reserve
+from dpagent.learning.front_end.features import FeatureSet, FrontEnd, forget_features, require_room, reserve
 from dpagent.learning.front_end.transforms import Transform
 from dpagent.learning.inference.export.front_end import append_front_end
 from dpagent.learning.inference.export.graph import Graph
@@ -455,3 +455,8 @@ def test_a_record_that_a_front_end_fails_with_is_tried_once_and_so_are_the_other
     assert features.unusable == 1
     assert np.isnan(features.batch(np.array([3]))[0]).all()
     assert np.isfinite(features.batch(np.arange(3))[0]).all()
+    forget_features(tmp_path)
+    assert FeatureSet(data, FrontEnd(SPEC, ASSETS), tmp_path).computed == 0, "what is new alone"
+    forget_features(tmp_path, all_of_them=True)
+    again = FeatureSet(data, FrontEnd(SPEC, ASSETS), tmp_path)
+    assert (again.computed, again.unusable) == (4, 0)
