@@ -65,6 +65,7 @@ class Governor:
         written_today: bytes that this program has written to the disk, or None where the kernel does not
             say; by default, all that this thread has.
         readers: the processes that this program has started, and waits for, whose ends may depend on records.
+        may_be_ending: whether one of them would be ending now that took all of its time. Public.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Governor:
         *,
         written_today: Callable[[], int | None] | None = None,
         readers: Callable[[], Iterable[int | None]] = tuple,
+        may_be_ending: Callable[[], bool] = bool,
     ) -> None:
         self._settings, self._state_dir = settings, state_dir
         self._sensors, self._clock = sensors, clock
@@ -94,7 +96,7 @@ class Governor:
         self._command = _question(settings.command, settings.command_period_s, clock)
         self._link = _question(self._link_command(), _LINK_PERIOD_S, clock)
         asked = [each for each in (self._command, self._link) if each is not None]
-        self._load = _Load(sensors, clock, asked, readers)
+        self._load = _Load(sensors, clock, asked, readers, may_be_ending)
         for absent in self.absent():
             log.warning("governor: %s", absent)
 
@@ -334,13 +336,15 @@ class _Load:
     A process that nobody waits for takes its time out of the agent's with it: so do those that compute with
     the training process, when that is ended. What is measured then would be by so much too high. So a time in
     which a process ended that the agent had started does not count. Questions are waited for, and so are
-    looks and the owner's command, of which records may decide when they end: their ends change nothing.
+    looks and the owner's command, of which records may decide when they end: their ends change nothing. But a
+    command that is ended takes the time of what it has started along: so times in which it would be ending
+    do not count, whether it had gone on or not.
 
     Args:
         sensors: of the board.
         clock: the program's.
         questions: that the governor asks.
-        readers: as of :class:`Governor`.
+        readers, may_be_ending: as of :class:`Governor`.
     """
 
     def __init__(
@@ -349,8 +353,10 @@ class _Load:
         clock: Clock,
         questions: Sequence[Question],
         readers: Callable[[], Iterable[int | None]],
+        may_be_ending: Callable[[], bool],
     ) -> None:
         self._sensors, self._clock, self._questions, self._readers = sensors, clock, questions, readers
+        self._may_be_ending = may_be_ending
         self._at = -float("inf")
         self._before: tuple[Ticks, int, set[int]] | None = None
         self._shares: deque[float] = deque(maxlen=_LOADS)
@@ -371,6 +377,9 @@ class _Load:
         ticks, (own, children) = self._sensors.ticks(), self._sensors.own_of(os.getpid())
         children -= {*self._readers(), *(question.process for question in self._questions)}
         if ticks is None:
+            return
+        if self._may_be_ending():
+            self._before = None
             return
         if self._before is not None:
             before, own_before, children_before = self._before

@@ -33,6 +33,8 @@ _PROGRAM: Final = "agent.model_keeping"
 _COMMAND_S: Final = 60.0
 _REQUESTS: Final = 5
 """For chunks that do not come, of one model or of several: the broker answers each with all that it has."""
+_ENDING_S: Final = 5.0
+"""That is enough for programs that are killed to be gone."""
 _LEAST_S: Final = 600.0
 """From one model to the next, and from the last of those requests to the next one."""
 
@@ -97,7 +99,15 @@ class LatestModel:
         self._without: bytes | None = None
         """The last job whose coordinator was found not to send what :attr:`keeps_current` needs."""
         self._running: OwnersCommand | None = None
-        self._ends_at = 0.0
+        self._killed: list[OwnersCommand] = []
+        """That are ended, and may not have let go of their memory yet. Nothing waits for that: how much they
+        have is a matter of records."""
+        self._ends_at = math.inf
+        self._over_at = -math.inf
+        """When the time of a command was over last (monotonic): whether it was ended then, had ended by
+        itself, or never began. Public."""
+        self._is_written = False
+        """Whether a file has been written, or not, since the last command was told."""
         self._is_to_tell = False
         """Whether the file is another than the owner's command was told of."""
         self._held_since: float | None = None
@@ -175,7 +185,7 @@ class LatestModel:
         """See whether the file is written, and begin with the next one."""
         if self._writing is not None and not self._writing.is_alive():
             self._is_to_tell |= self._writing.is_another
-            self._writing = None
+            self._is_written, self._writing = True, None
         if self._writing is None and self._next is not None:
             question = KeepQuestion(self.file, *self._next, self._data)
             self._next, writing = None, _Writing(question)
@@ -192,10 +202,15 @@ class LatestModel:
         return self._writing is not None
 
     @property
-    def process(self) -> int | None:
-        """The id of the owner's command, until its end has been seen (:meth:`tend`)."""
-        running = self._running  # Another thread may ask.
-        return None if running is None else running.process
+    def processes(self) -> list[int]:
+        """The ids of the owner's commands, until their ends have been seen (:meth:`tend`)."""
+        running, killed = self._running, self._killed  # Another thread may ask.
+        return [each.process for each in (running, *killed) if each is not None]
+
+    @property
+    def may_be_ending(self) -> bool:
+        """Whether a command would be ending now, had it gone on for all of its time. Public."""
+        return self._clock.monotonic() < self._over_at + _ENDING_S
 
     def hold(self) -> None:
         """Let the owner's command stand still until :meth:`go_on`, and begin none.
@@ -217,35 +232,41 @@ class LatestModel:
                 self._running.hold(is_held=False)
 
     def _tell(self) -> None:
-        """Run the owner's command."""
-        self._is_to_tell = False
-        self.stop()
+        """Run the owner's command, if there is another file, and give it its time."""
+        is_to_tell, self._is_written, self._is_to_tell = self._is_to_tell, False, False
         if not self._command:
             return
+        self._over_at = self._clock.monotonic()
+        self._ends_at = self._over_at + _COMMAND_S
+        if not is_to_tell:
+            return
+        self.stop()
         try:
             self._running = OwnersCommand([*self._command, str(self.file)], reads_records=True)
         except OSError as error:
             log.error("model.command %s cannot be run: %s", self._command[0], error.strerror)
-            return
-        self._ends_at = self._clock.monotonic() + _COMMAND_S
 
     def tend(self) -> None:
         """See how the file and the owner's command do; call it now and then. Waits for nothing."""
         self._take_written()
         if self._held_since is not None:
             return
-        if self._is_to_tell:
+        if self._is_written:
             self._tell()
-        if self._running is None:
+        self._killed = [each for each in self._killed if not each.is_over()]
+        code = None
+        if self._running is not None:
+            is_over, code = self._running.is_over(), self._running.code()
+            if is_over:
+                if (why_not := self._running.why_not_run()) is not None:
+                    log.error("model.command %s cannot be run: %s", self._command[0], why_not)
+                elif code:
+                    log.error("model.command %s ended with exit code %d", self._command[0], code)
+                self._running = None
+        if (now := self._clock.monotonic()) < self._ends_at:
             return
-        is_over, code = self._running.is_over(), self._running.code()
-        if is_over:
-            if (why_not := self._running.why_not_run()) is not None:
-                log.error("model.command %s cannot be run: %s", self._command[0], why_not)
-            elif code:
-                log.error("model.command %s ended with exit code %d", self._command[0], code)
-            self._running = None
-        elif self._clock.monotonic() >= self._ends_at:
+        self._over_at, self._ends_at = now, math.inf
+        if self._running is not None:
             hint = "" if code is None else "; what it starts and is to go on has to leave its group (setsid)"
             log.error(
                 "model.command %s took more than %g s and was ended%s", self._command[0], _COMMAND_S, hint
@@ -255,14 +276,16 @@ class LatestModel:
     def close(self) -> None:
         """End what goes on, since the agent ends."""
         self.stop()
+        for each in self._killed:
+            each.end()
         if self._writing is not None:
             self._writing.end()
 
     def stop(self) -> None:
-        """End the owner's command, if it runs, with the programs that it has started."""
+        """End the owner's command, if it runs, with the programs that it has started. Waits for nothing."""
         if self._running is not None:
-            self._running.end()
-            self._running = None
+            self._running.kill()
+            self._killed, self._running = [*self._killed, self._running], None
 
 
 class _Writing(threading.Thread):

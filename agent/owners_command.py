@@ -123,11 +123,15 @@ class OwnersCommand:
             if self.code() is None or self._has_left():  # So that nobody else has its number.
                 os.killpg(self._process.pid, signal.SIGSTOP if is_held else signal.SIGCONT)
 
-    def end(self) -> bool:
-        """End it, with the programs that it has started; whether it is gone."""
+    def kill(self) -> None:
+        """Have it end, with the programs that it has started, without waiting until that is over."""
         with contextlib.suppress(*_NOT_OURS):
             if self.code() is None or self._has_left():  # As above.
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self) -> bool:
+        """End it, with the programs that it has started; whether it is gone."""
+        self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_ENDING_S)
         if self.code() is None:

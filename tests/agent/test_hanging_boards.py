@@ -95,6 +95,7 @@ def test_a_models_command_that_hangs_is_given_up(tmp_path: Path, caplog: pytest.
         wait_until(started, "the command")
         clock.advance(61.0)
         latest.tend()
+        latest.close()
     assert "took more than 60 s and was ended" in caplog.text
 
 

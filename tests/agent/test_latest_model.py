@@ -253,7 +253,7 @@ def test_the_owners_command_gets_the_path(tmp_path: Path, clock: MovableClock) -
     latest = LatestModel(settings_in(tmp_path, command=[sys.executable, "-c", code]), clock)
     kept(latest, b"new")
     wait_until(lambda: told.exists() and told.read_bytes() == b"new", "the command's copy")
-    latest.stop()
+    latest.close()
 
 
 def test_what_the_command_has_started_ends_with_it(tmp_path: Path, clock: MovableClock) -> None:
@@ -264,7 +264,7 @@ def test_what_the_command_has_started_ends_with_it(tmp_path: Path, clock: Movabl
     wait_until(lambda: noted.exists() and noted.read_text().strip(), "the shell's child")
     child = int(noted.read_text())
     assert "sleep" in Path(f"/proc/{child}/cmdline").read_text()
-    latest.stop()
+    latest.close()
     wait_until(lambda: not is_running(child), "the end of the shell's child")
 
 
@@ -294,7 +294,7 @@ def test_the_command_stands_still_with_a_look_at_the_data(tmp_path: Path, clock:
     worker.resume_look()
     latest.tend()
     wait_until(lambda: len(noted.read_text().split()) == 2, "the next command")
-    latest.stop()
+    latest.close()
 
 
 def test_what_the_command_leaves_in_the_background_stands_still_and_ends_too(
@@ -327,6 +327,25 @@ def test_what_the_command_leaves_in_the_background_stands_still_and_ends_too(
     assert "took more than 60 s and was ended; what it starts and is to go on" in caplog.text
 
 
+def test_nobody_waits_until_a_command_is_gone_that_took_all_of_its_time(
+    tmp_path: Path, clock: MovableClock
+) -> None:
+    """To give 400 MiB back takes a tenth of a second, in which the agent asked for nothing and read nothing:
+    so who announced a plan then knew by what followed that the command had gone on."""
+    noted = tmp_path / "noted"
+    shell = f"echo $$ > {noted}; sleep 600"
+    latest = LatestModel(settings_in(tmp_path, command=["/bin/sh", "-c", shell]), clock)
+    kept(latest, b"new")
+    wait_until(lambda: noted.exists() and noted.read_text().strip(), "the command")
+    command = int(noted.read_text())
+    clock.advance(61.0)
+    latest.tend()
+    assert Path(f"/proc/{command}").exists(), "nobody has waited for its end"
+    assert latest.processes == [command]
+    wait_until(lambda: latest.tend() or not latest.processes, "its end")
+    assert not Path(f"/proc/{command}").exists()
+
+
 def test_where_memory_runs_out_the_command_ends_before_training(tmp_path: Path, clock: MovableClock) -> None:
     """It may read records, and take as much as they make it take, also while it stands still. Before, the
     system ended the training process where that was the larger one."""
@@ -338,7 +357,7 @@ def test_where_memory_runs_out_the_command_ends_before_training(tmp_path: Path, 
     child = int(noted.read_text())
     for process in (child, os.getpgid(child)):
         assert Path(f"/proc/{process}/oom_score_adj").read_text().strip() == "1000"
-    latest.stop()
+    latest.close()
 
 
 def state_of(process: int) -> str:
@@ -376,7 +395,7 @@ def test_a_command_that_fails_or_hangs_is_told_and_ends(
     wait_until(told, words)
     latest.tend()
     assert caplog.text.count(words) == 1
-    latest.stop()
+    latest.close()
 
 
 # --- over a broker ---

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from boards import BoardTree
+from brokers import wait_until
 from clocks import MovableClock
 from fleets import write_agent
 
@@ -16,6 +17,8 @@ from agent.governor import Governor
 from agent.governor_settings import GovernorSettings
 from agent.sensors import Sensors
 from agent.settings import load_agent_settings
+from dpagent.protocol.chunks import content_digest
+from dpagent.protocol.messages import AssetTerms
 from dpagent.protocol.signing import Signer, new_signing_secret
 
 CHILD, FORK, FOLLOWING = 5_000_001, 5_000_002, 5_000_003
@@ -85,8 +88,51 @@ def test_an_agents_governor_knows_its_look(tmp_path: Path) -> None:
     agent = Agent(load_agent_settings(write_agent(tmp_path, None, key, engine="numpy")))
     try:
         readers = agent._governor._load._readers
-        assert [*readers()] == [None, None]
+        assert [*readers()] == [None]
         agent._looks.begin()
-        assert [*readers()] == [agent._looks.process, None] != [None, None]
+        assert [*readers()] == [agent._looks.process] != [None]
     finally:
         agent.close()
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_whether_the_owners_command_takes_all_of_its_time_changes_no_load(
+    tmp_path: Path, *, is_over: bool
+) -> None:
+    """Nobody waits for what a script has started when its time is over: before, what was measured then did
+    not count, or was too high, and a board paused for others, or not, by how long the command took."""
+    tree, clock, data, noted = (
+        BoardTree(tmp_path / "board"),
+        MovableClock(unix=5_000.0),
+        b"model",
+        tmp_path / "id",
+    )
+    key = Signer(new_signing_secret(), "testers").public_key
+    script = f"echo $$ > {noted}" + ("" if is_over else "; sleep 600; true")
+    changes = {"governor": {"highest_load": 0.3}, "model": {"command": ["/bin/sh", "-c", script]}}
+    settings = load_agent_settings(write_agent(tmp_path, None, key, engine="numpy", **changes))
+    agent = Agent(settings, clock=clock, sensors=Sensors(tree.root))
+    latest, own, held = agent._latest_model, 0, []
+    try:
+        latest.take(AssetTerms(role="model", digest=content_digest(data), size=len(data)), data)
+        wait_until(lambda: latest.tend() or (noted.exists() and noted.read_text()), "the command")
+        command = int(noted.read_text())
+        if is_over:
+            wait_until(lambda: latest.tend() or not Path(f"/proc/{command}").exists(), "its end")
+        for step in range(1, 41):
+            is_there, others = not is_over and step < 31, 320 if step == 31 else 80
+            own += 40
+            if is_there:
+                tree.run(command, AGENT, 1)
+                tree.run(FORK, command, 100 * step)
+            elif not is_over and step == 31:
+                for ended in (command, FORK):
+                    tree.remove(f"proc/{ended}/stat")
+            tree.run(AGENT, 1, own)
+            tree.compute((others + 40 + 100 * is_there) / 400, 2.0)
+            clock.advance(2.0)
+            held.append(agent._governor.why_not(begins=True) is not None)
+            latest.tend()
+    finally:
+        agent.close()
+    assert held[3:] == [False] * 37
