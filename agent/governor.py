@@ -80,7 +80,7 @@ class Governor:
         may_be_ending: Callable[[], bool] = bool,
     ) -> None:
         self._settings, self._state_dir = settings, state_dir
-        self._sensors, self._clock = sensors, clock
+        self._sensors, self._clock, self._may_be_ending = sensors, clock, may_be_ending
         self._written_today = written_today or sensors.written_bytes
         self._looked_at = -float("inf")
         self._against: list[str] = []
@@ -240,7 +240,9 @@ class Governor:
             yield "the load of other programs is being measured"
         if (least := settings.least_free_memory_mib) is not None:
             free = self._free_memory_mib()
-            if free is not None and free < least:
+            if free is not None and self._may_be_ending():
+                yield "what the owner's command may have of the memory is not free yet"
+            elif free is not None and free < least:
                 yield f"{free:,} MiB of memory are free, less than {least:,} MiB"
         if (least := settings.least_free_disk_mib) is not None and (free := self._free_disk_mib()) < least:
             yield f"{free:,} MiB are free in {self._state_dir}, less than {least:,} MiB"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,44 +97,67 @@ def test_an_agents_governor_knows_its_look(tmp_path: Path) -> None:
         agent.close()
 
 
-@pytest.mark.parametrize("is_over", [False, True])
-def test_whether_the_owners_command_takes_all_of_its_time_changes_no_load(
-    tmp_path: Path, *, is_over: bool
-) -> None:
-    """Nobody waits for what a script has started when its time is over: before, what was measured then did
-    not count, or was too high, and a board paused for others, or not, by how long the command took."""
-    tree, clock, data, noted = (
-        BoardTree(tmp_path / "board"),
-        MovableClock(unix=5_000.0),
-        b"model",
-        tmp_path / "id",
-    )
+@contextmanager
+def agent_with_command(directory: Path, *, is_over: bool, **governor: Any) -> Iterator[tuple[Agent, int]]:
+    """An agent on a board that a test writes, whose owner's command has just ended, or goes on, and that
+    command's id."""
+    clock, tree = MovableClock(unix=5_000.0), BoardTree(directory / "board")
+    data, noted = b"model", directory / "id"
     key = Signer(new_signing_secret(), "testers").public_key
     script = f"echo $$ > {noted}" + ("" if is_over else "; sleep 600; true")
-    changes = {"governor": {"highest_load": 0.3}, "model": {"command": ["/bin/sh", "-c", script]}}
-    settings = load_agent_settings(write_agent(tmp_path, None, key, engine="numpy", **changes))
-    agent = Agent(settings, clock=clock, sensors=Sensors(tree.root))
-    latest, own, held = agent._latest_model, 0, []
+    model = {"command": ["/bin/sh", "-c", script]}
+    file = write_agent(directory, None, key, engine="numpy", governor=governor, model=model)
+    agent = Agent(load_agent_settings(file), clock=clock, sensors=Sensors(tree.root))
+    latest = agent._latest_model
     try:
         latest.take(AssetTerms(role="model", digest=content_digest(data), size=len(data)), data)
         wait_until(lambda: latest.tend() or (noted.exists() and noted.read_text()), "the command")
         command = int(noted.read_text())
         if is_over:
             wait_until(lambda: latest.tend() or not Path(f"/proc/{command}").exists(), "its end")
+        yield agent, command
+    finally:
+        agent.close()
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_whether_the_owners_command_takes_all_of_its_time_changes_no_load(
+    tmp_path: Path, *, is_over: bool
+) -> None:
+    """Nobody waits for what a script has started when its time is over: before, what was measured then did
+    not count, or was too high, and a board paused for others, or not, by how long the command took."""
+    held = []
+    with agent_with_command(tmp_path, is_over=is_over, highest_load=0.3) as (agent, command):
+        clock, tree = agent._clock, BoardTree(tmp_path / "board")
+        assert isinstance(clock, MovableClock)
         for step in range(1, 41):
             is_there, others = not is_over and step < 31, 320 if step == 31 else 80
-            own += 40
             if is_there:
                 tree.run(command, AGENT, 1)
                 tree.run(FORK, command, 100 * step)
             elif not is_over and step == 31:
                 for ended in (command, FORK):
                     tree.remove(f"proc/{ended}/stat")
-            tree.run(AGENT, 1, own)
+            tree.run(AGENT, 1, 40 * step)
             tree.compute((others + 40 + 100 * is_there) / 400, 2.0)
             clock.advance(2.0)
             held.append(agent._governor.why_not(begins=True) is not None)
-            latest.tend()
-    finally:
-        agent.close()
-    assert held[3:] == [False] * 37
+            agent._latest_model.tend()
+    assert held[4:] == [False] * 36
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_whether_the_owners_command_takes_all_of_its_time_changes_no_memory(
+    tmp_path: Path, *, is_over: bool
+) -> None:
+    """What it had is the system's again half a second after its end: before, a board to which a round was
+    announced just then began with it later, if the command had gone on."""
+    with agent_with_command(tmp_path, is_over=is_over, least_free_memory_mib=1) as (agent, _):
+        clock, held = agent._clock, []
+        assert isinstance(clock, MovableClock)
+        for _ in range(70):
+            clock.advance(1.0)
+            held.append(agent._governor.why_not(begins=True))
+            agent._latest_model.tend()
+    assert held[10:60] == held[68:] + [None] * 48
+    assert "the owner's command" in (held[62] or "")
