@@ -133,12 +133,12 @@ def test_whether_the_owners_command_takes_all_of_its_time_changes_no_load(
         for step in range(1, 41):
             is_there, others = not is_over and step < 31, 320 if step == 31 else 80
             if is_there:
-                tree.run(command, AGENT, 1)
+                tree.run(command, os.getpid(), 1)
                 tree.run(FORK, command, 100 * step)
             elif not is_over and step == 31:
                 for ended in (command, FORK):
                     tree.remove(f"proc/{ended}/stat")
-            tree.run(AGENT, 1, 40 * step)
+            tree.run(os.getpid(), 1, 40 * step)
             tree.compute((others + 40 + 100 * is_there) / 400, 2.0)
             clock.advance(2.0)
             held.append(agent._governor.why_not(begins=True) is not None)
