@@ -148,11 +148,11 @@ def test_whether_the_owners_command_takes_all_of_its_time_changes_no_load(
 
 @pytest.mark.parametrize("is_over", [False, True])
 def test_whether_the_owners_command_takes_all_of_its_time_changes_no_memory(
-    tmp_path: Path, *, is_over: bool
+    disk: Path, *, is_over: bool
 ) -> None:
     """What it had is the system's again half a second after its end: before, a board to which a round was
     announced just then began with it later, if the command had gone on."""
-    with agent_with_command(tmp_path, is_over=is_over, least_free_memory_mib=1) as (agent, _):
+    with agent_with_command(disk, is_over=is_over, least_free_memory_mib=1) as (agent, _):
         clock, held = agent._clock, []
         assert isinstance(clock, MovableClock)
         for _ in range(70):
