@@ -48,17 +48,17 @@ def group() -> Iterator[Path]:
     place.rmdir()
 
 
-def test_a_small_board_completes_a_job_under_a_real_limit(group: Path, tmp_path: Path) -> None:
+def test_a_small_board_completes_a_job_under_a_real_limit(group: Path, disk: Path) -> None:
     """Where onnxruntime does not fit beside the rest, its trial ends, and nothing else."""
     if find_mosquitto() is None:
         pytest.skip("Mosquitto is not installed")
     try:
-        write_part(mnist_directory(), tmp_path / "mnist")
+        write_part(mnist_directory(), disk / "mnist")
     except Skipped as error:
         pytest.skip(str(error))
-    with tls_broker(tmp_path / "broker") as (command, address), Supervisor(tmp_path / "logs") as supervisor:
-        layout = prepared_fleet(tmp_path, tmp_path / "mnist", "mnist-cnn", ROUNDS, address)
-        file, log = layout.agent_file(1), tmp_path / "agent.log"
+    with tls_broker(disk / "broker") as (command, address), Supervisor(disk / "logs") as supervisor:
+        layout = prepared_fleet(disk, disk / "mnist", "mnist-cnn", ROUNDS, address)
+        file, log = layout.agent_file(1), disk / "agent.log"
         settings = yaml.safe_load(file.read_text()) | {"profile": "raspberry-pi-zero-2-w"}
         file.write_text(yaml.safe_dump(settings))
         supervisor.start("broker", command)
