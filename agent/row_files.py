@@ -115,7 +115,7 @@ def kept_in_memory(state_dir: Path) -> list[mmap.mmap]:
     Args:
         state_dir: where they are.
     """
-    files = (state_dir / "records.rows", state_dir / "features.f32")
+    files = (RowFiles(state_dir).rows_file, state_dir / "features.f32")
     small = (file for file in files if file.exists() and file.stat().st_size <= CACHED_BYTES)
     return [pages for file in small if (pages := kept(file)) is not None]
 

@@ -41,6 +41,14 @@ def looks(settings: DataSettings, tmp_path: Path) -> Iterator[Looks]:
     looks.end()
 
 
+def processes_of(looks: Looks) -> tuple[int, int]:
+    """A look that decodes, and its fork."""
+    process = looks.process
+    assert process is not None
+    children = Path(f"/proc/{process}/task/{process}/children")
+    return process, int(wait_until(lambda: children.read_text().strip(), "a look that decodes"))
+
+
 def counted(settings: DataSettings, state: Path, found: LookResult) -> int:
     """How many records a round has that takes in what a look found."""
     records = Records(settings, state, decoded=True)
@@ -196,10 +204,7 @@ def test_none_stays_on_the_systems_list_in_a_container(looks: Looks, settings: D
     write(settings.path / "0" / "slow.jpg", slow_jpeg())
     with adopted():
         looks.begin()
-        assert looks._look is not None
-        group = looks._look.group
-        children = Path(f"/proc/{group}/task/{group}/children")
-        fork = int(wait_until(lambda: children.read_text().strip(), "a look that decodes"))
+        _, fork = processes_of(looks)
         looks.end()
         stat = Path(f"/proc/{fork}/stat")
         wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "its end")
@@ -236,10 +241,7 @@ def test_what_is_left_of_one_that_the_system_has_ended_ends_before_a_round_is_pr
     write(settings.path / "0" / "slow.jpg", slow_jpeg())
     with adopted():
         looks.begin()
-        assert looks._look is not None
-        group = looks._look.group
-        children = Path(f"/proc/{group}/task/{group}/children")
-        fork = int(wait_until(lambda: children.read_text().strip(), "a look that decodes"))
+        group, fork = processes_of(looks)
         os.kill(fork, signal.SIGSTOP)  # So that it does not end by itself.
         os.kill(group, signal.SIGKILL)
         wait_until(lambda: not is_looking_at(group), "its end")
