@@ -9,29 +9,20 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeAlias
-
-from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
+from typing import Annotated, Any, TypeAlias
 
 from dpagent.privacy.ranges import AccountantName
 from dpagent.protocol.codec import encode
 from dpagent.protocol.messages import Plan
+from dpagent.schema.limits import Before, Limits
 
 
 def _or_infinite(value: Any) -> Any:
     return math.inf if value is None else value
 
 
-Epsilon: TypeAlias = Annotated[
-    float,
-    Field(ge=0, allow_inf_nan=True),
-    BeforeValidator(_or_infinite),
-    PlainSerializer(lambda value: value if math.isfinite(value) else None, when_used="json"),
-]
+Epsilon: TypeAlias = Annotated[float, Limits(ge=0, finite=False), Before(_or_infinite)]
 """An ε of a ledger. Of rounds that guarantee nothing it is infinite, which is null in JSON."""
-
-#: How the records of a ledger, and of its heads, are read from JSON.
-STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +37,6 @@ class Budget:
 class BudgetChange:
     """The integrator set the lifetime budget of a dataset, or of its jobs that trust a party."""
 
-    __pydantic_config__ = STRICT
-
     dataset: str
     """Name of the account; see :mod:`agent.columns`."""
     epsilon: float
@@ -60,8 +49,6 @@ class WriteOff:
 
     It ends all jobs on the dataset: a round that seems new to the backup may have been taken already.
     """
-
-    __pydantic_config__ = STRICT
 
     dataset: str
     epsilon: Epsilon
@@ -101,8 +88,6 @@ class ChargedReports:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge(ABC):
     """One round, with everything an auditor needs to price it again. A subclass for each kind of release."""
-
-    __pydantic_config__ = STRICT
 
     dataset: str
     """Name of the account; see :mod:`agent.columns`."""
@@ -177,7 +162,7 @@ class ReportCharge(Charge):
 def digest_of(plan: Plan) -> bytes:
     """SHA-256 of a plan but for its deadline, which the coordinator puts off, and which nothing is charged
     for."""
-    return hashlib.sha256(encode(plan.model_copy(update={"deadline": 0.0}))).digest()
+    return hashlib.sha256(encode(plan.with_values({"deadline": 0.0}))).digest()
 
 
 Record = Charge | BudgetChange | WriteOff

@@ -154,7 +154,7 @@ def governed(settings: AgentSettings, sensors: Sensors) -> Iterator[Finding]:
         sensors: of the board.
     """
     wanted = settings.governor
-    if not wanted.model_dump(exclude_defaults=True):
+    if not wanted.as_dict(only_changed=True):
         yield fine("governor", "trains whenever there is a round: no `governor` in agent.yaml or the profile")
         return
     try:

@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
-from pydantic import BaseModel, ValidationError
 
 from agent.identity import Identity, signing_request
 from dpagent.errors import BrokerError, ConfigurationError, UsageError
@@ -43,8 +42,10 @@ from dpagent.protocol.enrolment import (
     RenewRequest,
     base64_of,
     fingerprint,
-    json_of,
 )
+from dpagent.schema.base import Schema
+from dpagent.schema.json_values import json_of
+from dpagent.schema.problems import SchemaError
 from dpagent.transport.settings import show_certificate
 
 PATIENCE_S: Final = 20.0
@@ -55,7 +56,7 @@ _PAUSE_S: Final = 0.5
 _MOST_SHOWN: Final = 200
 """Characters of an error that may be an endpoint's words."""
 
-AnswerT = TypeVar("AnswerT", bound=BaseModel)
+AnswerT = TypeVar("AnswerT", bound=Schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +196,13 @@ def _asked(url: str, context: ssl.SSLContext, path: str, body: bytes, kind: type
     status, data = _exchanged(url, context, "POST", path, body)
     if status != http.HTTPStatus.OK:
         try:
-            reason = _printable(Refusal.model_validate_json(data).reason)
-        except ValidationError:
+            reason = _printable(Refusal.from_json(data).reason)
+        except SchemaError:
             reason = f"status {status}"
         raise UsageError(f"{url} refuses: {reason} Ask the fleet's operator.")
     try:
-        return kind.model_validate_json(data)
-    except ValidationError as error:
+        return kind.from_json(data)
+    except SchemaError as error:
         raise ConfigurationError(
             f"{url} answers in a way that this program does not know. Update dpagent, here or there."
         ) from error

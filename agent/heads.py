@@ -27,17 +27,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import Field, TypeAdapter, ValidationError
-
-from agent.charges import STRICT, Epsilon
-from dpagent.configuration import complaint
+from agent.charges import Epsilon
 from dpagent.errors import LedgerError, StorageError
+from dpagent.schema.base import read_json
+from dpagent.schema.json_values import json_of
+from dpagent.schema.limits import Limits
+from dpagent.schema.problems import SchemaError
 from dpagent.storage import disk_errors, real_path, write_over_spare
 
 GENESIS: Final = bytes(32)
 """Stands before the first entry of a chain."""
 
-_Amount = Annotated[float, Field(ge=0)]
+_Amount = Annotated[float, Limits(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,8 @@ def second_head_beside(state_dir: Path) -> Path:
 class Head:
     """The length and the last hash of a chain."""
 
-    __pydantic_config__ = STRICT
-
-    entries: Annotated[int, Field(ge=0)]
-    hash: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    entries: Annotated[int, Limits(ge=0)]
+    hash: Annotated[str, Limits(pattern="^[0-9a-f]{64}$")]
 
     def is_reached_by(self, digests: Sequence[bytes]) -> bool:
         """Whether a chain with these digests is the recorded one, or goes on from it."""
@@ -83,8 +82,6 @@ class Head:
 class Totals:
     """The lifetime budget of a dataset, and what is reserved of it."""
 
-    __pydantic_config__ = STRICT
-
     epsilon_budget: _Amount
     delta_budget: _Amount
     epsilon_reserved: Epsilon
@@ -95,8 +92,6 @@ class Totals:
 class SecondHead(Head):
     """What the ledger adds up to, besides its head."""
 
-    __pydantic_config__ = STRICT
-
     unsent: tuple[int, ...]
     """Charges under which nothing has left, by the number of their entry: only these may be run again."""
     datasets: dict[str, Totals]
@@ -106,17 +101,13 @@ class SecondHead(Head):
         return any(number <= self.entries and number not in self.unsent for number in repeatable)
 
 
-_HEAD: TypeAdapter[Head] = TypeAdapter(Head)
-_SECOND_HEAD: TypeAdapter[SecondHead] = TypeAdapter(SecondHead)
-
-
 def read_head(file: Path) -> Head | None:
     """``ledger.head``, or None if there is none.
 
     Raises:
         LedgerError: It is not readable.
     """
-    head: Head | None = _read(file, _HEAD, "Remove it, and run `dpagent budget restored`")
+    head: Head | None = _read(file, Head, "Remove it, and run `dpagent budget restored`")
     return head
 
 
@@ -127,7 +118,7 @@ def read_second_head(file: Path) -> SecondHead | None:
         LedgerError: It is not readable.
     """
     advice = "Put it back, or, if it is lost, remove it and run `dpagent budget restored --write-off-all`"
-    head: SecondHead | None = _read(file, _SECOND_HEAD, advice)
+    head: SecondHead | None = _read(file, SecondHead, advice)
     return head
 
 
@@ -137,8 +128,7 @@ def save_head(file: Path, head: Head) -> None:
     Raises:
         StorageError: It cannot be written; the one before it remains.
     """
-    kind: TypeAdapter[Any] = _SECOND_HEAD if isinstance(head, SecondHead) else _HEAD
-    write_over_spare(file, kind.dump_json(head) + b"\n", mode=0o600)
+    write_over_spare(file, json_of(head) + b"\n", mode=0o600)
 
 
 def require_head(digests: Sequence[bytes], head: Head | None, file: Path) -> None:
@@ -186,16 +176,13 @@ def require_kept(
         )
 
 
-def _read(file: Path, kind: TypeAdapter[Any], advice: str) -> Any:
+def _read(file: Path, kind: type[Head], advice: str) -> Any:
     try:
         with disk_errors(file):
             if file.exists() and not file.is_file():
                 raise StorageError(f"{file} is no regular file. {advice}.")
             text = file.read_bytes() if file.exists() else None
-        return None if text is None else kind.validate_json(text)
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise LedgerError(
-            f"{file} is not readable: {where and f'{where}: '}{complaint(problem)}. {advice}."
-        ) from error
+        return None if text is None else read_json(kind, text)
+    except SchemaError as error:
+        where, said = error.first.key, error.first.complaint(shows_value=False)
+        raise LedgerError(f"{file} is not readable: {where and f'{where}: '}{said}. {advice}.") from error

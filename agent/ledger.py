@@ -22,25 +22,22 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from pydantic import TypeAdapter, ValidationError
-
 from agent.accounts import Books, JobAccounts
 from agent.charges import Budget, BudgetChange, Charge, Record, ReportCharge, SumCharge, WriteOff
 from agent.columns import SCOPES, account_name, scope_of
 from agent.heads import GENESIS, Head, SecondHead, Totals
-from dpagent.configuration import complaint
 from dpagent.errors import LedgerError
 from dpagent.notation import upwards
 from dpagent.privacy.statement import Trust
+from dpagent.schema.base import read_json
+from dpagent.schema.problems import SchemaError
 
 _KINDS: Final[dict[type[Record], str]] = {
     BudgetChange: "budget", SumCharge: "charge", ReportCharge: "charge", WriteOff: "write-off",
 }  # fmt: skip
-_READERS: Final[dict[str, TypeAdapter[Any]]] = {
-    "budget": TypeAdapter(BudgetChange),
-    "charge": TypeAdapter(SumCharge | ReportCharge),
-    "write-off": TypeAdapter(WriteOff),
-}
+_READERS: Final[dict[str, Any]] = {
+    "budget": BudgetChange, "charge": SumCharge | ReportCharge, "write-off": WriteOff,
+}  # fmt: skip
 
 
 Check: TypeAlias = Callable[[Sequence[Record]], object]
@@ -125,12 +122,11 @@ def read_entries(connection: sqlite3.Connection) -> Iterator[Entry]:
             raise LedgerError(f"The chain is broken at entry {number}: its content does not match its hash.")
         previous = digest
         try:
-            record = _READERS[kind].validate_json(body)
-        except ValidationError as error:
-            problem = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in problem["loc"])
+            record = read_json(_READERS[kind], body)
+        except SchemaError as error:
+            where, said = error.first.key, error.first.complaint()
             raise LedgerError(
-                f"Entry {number} is not a {kind} that this program can read: {where}: {complaint(problem)}."
+                f"Entry {number} is not a {kind} that this program can read: {where}: {said}."
             ) from error
         yield Entry(number, record, digest)
 

@@ -118,7 +118,7 @@ def require_training_time(longest_s: float, limits: LimitSettings) -> None:
 
 def shown(limits: LimitSettings) -> str:
     """The limits in a line, for the log."""
-    values = limits.model_dump(exclude_none=True)
+    values = limits.as_dict(only_set=True)
     return ", ".join(f"{name} {_shown(value)}" for name, value in values.items())
 
 

@@ -182,7 +182,7 @@ def overview_of(settings: AgentSettings, sensors: Sensors) -> Overview:
     return Overview(
         presence, status, known, accounts, problem,
         max((at for at in (seen_at, receipted_at) if at is not None), default=None),
-        bool(governor.model_dump(exclude_defaults=True)),
+        bool(governor.as_dict(only_changed=True)),
         governor.highest_temperature_c,
         _window(governor, time.time()),
         Readings(

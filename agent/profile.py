@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
-
 from agent.board import Board
 from agent.governor_settings import GovernorSettings
 from agent.limit_settings import LimitSettings
@@ -22,6 +20,7 @@ from dpagent.errors import ConfigurationError
 from dpagent.learning.data.declared import MAX_RECORDS
 from dpagent.learning.training.bounds import MAX_PROCESSES
 from dpagent.overrides import overlaid
+from dpagent.schema.limits import Limits
 from dpagent.settings import Settings
 from dpagent.yaml_file import load_yaml
 
@@ -31,8 +30,8 @@ _GENERIC: Final = {"aarch64": "generic-arm64", "armv7l": "generic-armv7", "x86_6
 _MEMORY_SHARE: Final = 0.8
 """Of a board's installed memory: firmware and kernel keep some for themselves."""
 
-Text = Annotated[str, Field(min_length=1)]
-Texts = Annotated[tuple[Text, ...], Field(strict=False)]
+Text = Annotated[str, Limits(min_length=1)]
+Texts = tuple[Text, ...]
 
 
 class BoardFacts(Settings):
@@ -42,9 +41,9 @@ class BoardFacts(Settings):
     """Of its processor, as `uname -m` names it."""
     processor: Text
     """Cores and clock, in words."""
-    cores: Annotated[int, Field(ge=1, le=1024)]
+    cores: Annotated[int, Limits(ge=1, le=1024)]
     """Number of them."""
-    memory_mib: Annotated[int, Field(ge=64)]
+    memory_mib: Annotated[int, Limits(ge=64)]
     """Installed memory, in the smallest variant; the agent refuses a profile with more than the board has."""
     storage: Text
     """Where its system and state lie, in words."""
@@ -71,21 +70,21 @@ class Profile(Settings):
     board: BoardFacts
     engine: Literal["auto", "numpy", "onnx"] = "auto"
     """As ``engine`` of ``agent.yaml``, which replaces it."""
-    microbatch: Annotated[int, Field(ge=1, le=64)]
+    microbatch: Annotated[int, Limits(ge=1, le=64)]
     """Records whose gradients are in memory at once; small caches need few."""
-    processes: Annotated[int, Field(ge=1, le=MAX_PROCESSES)] = 1
+    processes: Annotated[int, Limits(ge=1, le=MAX_PROCESSES)] = 1
     """Cores that training may use at most, each by a process of its own. The agent tries how many pay."""
-    engine_memory_mib: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    engine_memory_mib: Annotated[int, Limits(ge=1, le=1_048_576)] | None = None
     """Most memory that computing gradients may take, with all its processes, besides what the agent takes
     anyway. In the trial, an engine that takes more is left out, and so are more processes than fit; a plan
     for which none is left is declined."""
-    processes_stay_s: Annotated[float, Field(ge=0, le=3_600, strict=False)] = 0.0
+    processes_stay_s: Annotated[float, Limits(ge=0, le=3_600)] = 0.0
     """For how many seconds the processes that price rounds and train stay after an answer, in up to 80 MiB:
     rounds that follow soon begin earlier by their start, a second of a PC's processor. With 0 they end at
     once."""
-    niceness: Annotated[int, Field(ge=0, le=19)] = 10
+    niceness: Annotated[int, Limits(ge=0, le=19)] = 10
     """The agent's nice value; a higher value gives way to the board's own work."""
-    max_records: Annotated[int, Field(ge=1, le=MAX_RECORDS)] | None = None
+    max_records: Annotated[int, Limits(ge=1, le=MAX_RECORDS)] | None = None
     """Of data that do not declare ``data.max_records``."""
     limits: LimitSettings = LimitSettings()
     """As ``limits`` of ``agent.yaml``, where a key that is set there replaces the one here."""

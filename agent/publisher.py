@@ -249,7 +249,7 @@ class Publisher:
     def is_open_for(self, plan: Plan) -> bool:
         """Whether the window of this very plan is open, its deadline aside."""
         window = self._window
-        return window is not None and plan == window.plan.model_copy(update={"deadline": plan.deadline})
+        return window is not None and plan == window.plan.with_values({"deadline": plan.deadline})
 
     def publish_due(self) -> None:
         """Publish due probes and fragments, as far as the session and the rate allow; note those that have

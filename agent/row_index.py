@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.data_settings import DataSettings
-from dpagent.settings import plain
+from dpagent.schema.json_values import json_values
 
 FREE: Final = 0
 DECODED: Final = 1
@@ -164,7 +164,7 @@ def _parsed(head: bytes) -> Header:
 
 def _digest_of(settings: DataSettings) -> str:
     """Of all that gives a row its meaning."""
-    values = plain(settings)
+    values = json_values(settings)
     for key in ("name", "decoding", "features_mib"):
         del values[key]
     return hashlib.sha256(json.dumps([_VERSION, values], sort_keys=True).encode()).hexdigest()

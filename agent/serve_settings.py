@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-
 from dpagent.configuration import resolve
+from dpagent.schema.base import rule
+from dpagent.schema.limits import Limits
 from dpagent.settings import FilePath, Settings
 from dpagent.transport.settings import MqttSettings
 
-Topic = Annotated[str, Field(pattern=r"^[^+#\x00/$][^+#\x00]*$", max_length=1_000)]
+Topic = Annotated[str, Limits(pattern=r"^[^+#\x00/$][^+#\x00]*$", max_length=1_000)]
 
 
 class ServeSettings(Settings):
@@ -25,9 +25,9 @@ class ServeSettings(Settings):
     which only the agent's user reaches."""
     mode: Literal["0600", "0660"] = "0600"
     """Who may ask: the user of ``dpagent serve``, or its group as well."""
-    timeout_s: Annotated[float, Field(gt=0, le=600, strict=False)] = 10.0
+    timeout_s: Annotated[float, Limits(gt=0, le=600)] = 10.0
     """An answer that takes longer is given up, alone."""
-    maximum_request_mib: Annotated[int, Field(ge=1, le=64)] = 4
+    maximum_request_mib: Annotated[int, Limits(ge=1, le=64)] = 4
     """The largest request; a picture in it takes a third more than its file. Reading one may take thirty
     times as much memory."""
     mqtt: MqttSettings | None = None
@@ -39,18 +39,17 @@ class ServeSettings(Settings):
     """Whether ``serve.mqtt`` may be the broker of the fleet, whose operator then sees inputs and answers of
     this board, which no noise protects. For ``model: personal`` it may not be."""
 
-    @model_validator(mode="after")
-    def _is_no_topic_of_a_fleet(self) -> ServeSettings:
+    @rule
+    def _is_no_topic_of_a_fleet(self) -> None:
         if self.topic.startswith("dpagent/v1"):
             raise ValueError(
                 f"serve.topic is {self.topic!r}; expected one outside of dpagent/v1, the fleets'"
             )
-        return self
 
     def resolved(self, file: Path) -> ServeSettings:
         """The same settings with paths resolved relative to the configuration ``file``."""
-        return self.model_copy(
-            update={
+        return self.with_values(
+            {
                 "socket": self.socket and resolve(self.socket, file),
                 "mqtt": self.mqtt and self.mqtt.resolved(file),
             }

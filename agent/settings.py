@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-
 from agent.charges import Budget
 from agent.columns import account_name
 from agent.data_settings import DataSettings
@@ -23,28 +21,30 @@ from dpagent.overrides import Override
 from dpagent.privacy.statement import Trust
 from dpagent.protocol.signing import CoordinatorKey
 from dpagent.protocol.topics import FleetName
+from dpagent.schema.base import rule
+from dpagent.schema.limits import Limits
 from dpagent.settings import FilePath, Settings
 from dpagent.storage import real_path
 from dpagent.transport.settings import MqttSettings
 
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, Limits(pattern="^[0-9a-f]{64}$")]
 
 
 class TrustingBudgetSettings(Settings):
     """The lifetime budget of the jobs whose guarantee trusts a party."""
 
-    epsilon: Annotated[float, Field(gt=0, le=1000)]
+    epsilon: Annotated[float, Limits(gt=0, le=1000)]
     """Lifetime ε for the device as a whole."""
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    delta: Annotated[float, Limits(gt=0, lt=1)]
     """Lifetime δ; each job takes its own δ from it."""
 
 
 class BudgetSettings(Settings):
     """The lifetime budget of the data, over all jobs and coordinators."""
 
-    epsilon: Annotated[float, Field(gt=0, le=1000)]
+    epsilon: Annotated[float, Limits(gt=0, le=1000)]
     """Lifetime ε for each record."""
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    delta: Annotated[float, Limits(gt=0, lt=1)]
     """Lifetime δ; each job takes its own δ from it. Choose it well below one over the number of records."""
     coordinator: TrustingBudgetSettings | None = None
     """A second budget, of jobs that trust the coordinator (``limits.trust``), against everybody else. Without
@@ -70,7 +70,7 @@ class ModelFileSettings(Settings):
     file: FilePath | None = None
     """File that the model is written to (ONNX), replaced in one step; relative to this file. The
     one before stays beside it, with ``.previous`` in its name. Default: ``model.onnx`` in ``state_dir``."""
-    command: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    command: tuple[str, ...] = ()
     """Program and arguments to run when the file has changed, with its path as the last argument; it has 60
     seconds, without the times in which a round is decided on or trains: as it may read records, it is stopped
     then (``SIGSTOP``). So it is with all that it leaves running: what is to go on has to leave its process
@@ -80,7 +80,7 @@ class ModelFileSettings(Settings):
 class MembershipSettings(Settings):
     """How the board renews its certificate, ``mqtt.cert_file``. Written by ``dpagent enrol``."""
 
-    url: Annotated[str, Field(pattern=r"^https://[A-Za-z0-9.:\[\]-]+$", max_length=300)]
+    url: Annotated[str, Limits(pattern=r"^https://[A-Za-z0-9.:\[\]-]+$", max_length=300)]
     """The fleet's enrolment endpoint, ``https://host[:port]``."""
     ca_file: FilePath
     """The fleet's certificate authority (PEM), relative to this file."""
@@ -104,7 +104,7 @@ class AgentSettings(Settings):
     home_assistant: HomeAssistantSettings | None = None
     mqtt: MqttSettings = MqttSettings()
     enrolment: MembershipSettings | None = None
-    profile: Annotated[str, Field(min_length=1)] = AUTO
+    profile: Annotated[str, Limits(min_length=1)] = AUTO
     """A board, as ``dpagent profiles list`` names it, or the path of your own profile, relative to this file.
     ``auto``: the one that ``dpagent profiles detect`` finds."""
     limits: LimitSettings = LimitSettings()
@@ -112,20 +112,19 @@ class AgentSettings(Settings):
     engine: Literal["auto", "numpy", "onnx"] = "auto"
     """The engine that computes gradients; ``auto`` measures both on this board, and keeps ``onnx`` if that is
     half as fast again, since it takes 45 MiB more, else ``numpy``. By default the profile's."""
-    trusted_graphs: Annotated[tuple[Sha256, ...], Field(strict=False)] = ()
+    trusted_graphs: tuple[Sha256, ...] = ()
     """SHA-256 of ONNX files from the coordinator that the device may run: training graphs other than those of
     the built-in models (``dpagent model graph`` prints the digest) and frozen networks of front ends
     (``dpagent model show`` prints it). A graph determines the clipping, a network the features of a record:
     trust only graphs that you have built yourself, and networks that you have inspected."""
 
-    @model_validator(mode="after")
-    def _trust_has_a_budget(self) -> AgentSettings:
+    @rule
+    def _trust_has_a_budget(self) -> None:
         if Trust.COORDINATOR in self.limits.trust and self.budget.coordinator is None:
             raise ValueError(
                 "limits.trust has coordinator, and budget.coordinator is not set; expected the ε and δ that "
                 "jobs which trust the coordinator may spend"
             )
-        return self
 
     @property
     def ledger_files(self) -> LedgerFiles:
@@ -150,18 +149,16 @@ class AgentSettings(Settings):
 
 def on_board(settings: AgentSettings, profile: Profile) -> AgentSettings:
     """The settings of an agent on a board: its profile's where ``agent.yaml`` is silent."""
-    limits = profile.limits.model_dump(exclude_unset=True) | settings.limits.model_dump(exclude_unset=True)
-    governor = profile.governor.model_dump(exclude_unset=True) | settings.governor.model_dump(
-        exclude_unset=True
-    )
+    limits = profile.limits.as_dict(only_given=True) | settings.limits.as_dict(only_given=True)
+    governor = profile.governor.as_dict(only_given=True) | settings.governor.as_dict(only_given=True)
     data = settings.data
     if data.max_records is None:
-        data = data.model_copy(update={"max_records": profile.max_records})
-    engine = settings.engine if "engine" in settings.model_fields_set else profile.engine
-    return settings.model_copy(
-        update={
-            "limits": LimitSettings.model_validate(limits),
-            "governor": GovernorSettings.model_validate(governor),
+        data = data.with_values({"max_records": profile.max_records})
+    engine = settings.engine if "engine" in settings.given else profile.engine
+    return settings.with_values(
+        {
+            "limits": LimitSettings.checked(limits),
+            "governor": GovernorSettings.checked(governor),
             "data": data,
             "engine": engine,
         }
@@ -176,19 +173,19 @@ def load_agent_settings(file: Path, overrides: Sequence[Override] = ()) -> Agent
     """
     settings = load_settings(file, AgentSettings, overrides=overrides)
     second_head = settings.ledger.second_head and resolve(settings.ledger.second_head, file)
-    settings = settings.model_copy(
-        update={
+    settings = settings.with_values(
+        {
             "state_dir": resolve(settings.state_dir, file),
             "ledger": LedgerSettings(second_head=second_head),
-            "model": settings.model.model_copy(
-                update={"file": settings.model.file and resolve(settings.model.file, file)}
+            "model": settings.model.with_values(
+                {"file": settings.model.file and resolve(settings.model.file, file)}
             ),
             "serve": settings.serve.resolved(file),
             "home_assistant": settings.home_assistant and settings.home_assistant.resolved(file),
-            "data": settings.data.model_copy(update={"path": resolve(settings.data.path, file)}),
+            "data": settings.data.with_values({"path": resolve(settings.data.path, file)}),
             "mqtt": settings.mqtt.resolved(file),
             "enrolment": settings.enrolment
-            and settings.enrolment.model_copy(update={"ca_file": resolve(settings.enrolment.ca_file, file)}),
+            and settings.enrolment.with_values({"ca_file": resolve(settings.enrolment.ca_file, file)}),
             "profile": str(resolve(Path(settings.profile), file))
             if is_profile_path(settings.profile)
             else settings.profile,

@@ -18,9 +18,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 from dpagent.clock import Clock
+from dpagent.schema.base import read_json
+from dpagent.schema.json_values import json_of, json_values
+from dpagent.schema.problems import SchemaError
 from dpagent.status_file import Presence, Program, StatusPlace, read_status_file
 from dpagent.status_file import presence_of as presence_of_program
 
@@ -98,8 +99,6 @@ class Status:
         program: the agent.
     """
 
-    __pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False)
-
     link: Link
     broker: str
     topic: str
@@ -128,9 +127,6 @@ class Status:
         """What makes it another one: not the times, which are never twice the same."""
         announced = None if self.round is None else replace(self.round, until=None)
         return replace(self, round=announced, written_at=0.0, program=None)
-
-
-_STATUS: TypeAdapter[Status] = TypeAdapter(Status)
 
 
 class StatusFile:
@@ -168,7 +164,7 @@ class StatusFile:
         self._said = says
         whole = replace(status, written_at=self._clock.unix(), program=self._program)
         try:
-            self._place.write(_STATUS.dump_json(whole))
+            self._place.write(json_of(whole))
         except OSError as error:
             if not self._has_failed:
                 log.warning("`dpagent status` does not see what this agent does: %s", error)
@@ -186,8 +182,8 @@ def read_status(state_dir: Path) -> Status | None:
     """
     data = read_status_file(state_dir)
     try:
-        return None if data is None else _STATUS.validate_json(data)
-    except ValidationError:
+        return None if data is None else read_json(Status, data)
+    except SchemaError:
         return None  # Torn by a power cut, or of another version.
 
 
@@ -198,5 +194,5 @@ def presence_of(status: Status) -> Presence:
 
 def as_values(status: Status) -> dict[str, Any]:
     """A status as JSON has it."""
-    values: dict[str, Any] = _STATUS.dump_python(status, mode="json")
+    values: dict[str, Any] = json_values(status)
     return values

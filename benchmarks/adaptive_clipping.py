@@ -135,7 +135,7 @@ def _accuracy(fleet: _Fleet, model: Path, clipping: dict[str, Any], norm: float,
         },
         "cap": {"kind": "none"}, "optimiser": {"learning_rate": 1.0, "momentum": 0.0},
     }  # fmt: skip
-    job = FleetSettings.model_validate(settings)
+    job = FleetSettings.checked(settings)
     loop = TrainingLoop(job, job.model.spec(), shards, source.test, noise=True)
     for number in range(1, _ROUNDS + 1):
         loop.round(number)

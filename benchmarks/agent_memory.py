@@ -82,8 +82,7 @@ _PROGRAMS: Final = (
 )  # fmt: skip
 _STEPS: Final = {
     "Python": "sys",
-    "and the libraries": "pydantic, yaml, cbor2, sqlite3, ssl, paho.mqtt.client,"
-    " cryptography.hazmat.primitives.hpke",
+    "and the libraries": "yaml, cbor2, sqlite3, ssl, paho.mqtt.client, cryptography.hazmat.primitives.hpke",
     "and `agent.daemon`": "agent.daemon",
 }
 

@@ -102,10 +102,10 @@ def run() -> list[Figure]:
         figures += _accuracy(f"ε = 4, one hostile, strongest that count, {name}", runs)
     runs = over_seeds(settings, seeds=SEEDS, loop=_Largest)
     figures += _accuracy(f"ε = 4, one hostile, largest on the wire, {_MEAN}", runs)
-    one_class = settings.data.model_copy(update={"split": "class", "classes_per_device": 1})
+    one_class = settings.data.with_values({"split": "class", "classes_per_device": 1})
     for name, data in {"records spread evenly": settings.data, "one class a device": one_class}.items():
         _Watched.largest = 0.0
-        over_seeds(settings.model_copy(update={"data": data}), loop=_Watched)
+        over_seeds(settings.with_values({"data": data}), loop=_Watched)
         figures.append(
             Figure(
                 f"ε = 4, {name}: largest honest signal in a block",

@@ -64,7 +64,7 @@ class FilledRound:
 
     def __init__(self, directory: Path, values: dict[str, Any]) -> None:
         paths = {"state_dir": directory / "state", "keys_dir": directory / "keys"}
-        self._coordinator = Coordinator(FleetSettings.model_validate(values | paths))
+        self._coordinator = Coordinator(FleetSettings.checked(values | paths))
         assert self._coordinator.running is not None
         self._cycle = self._coordinator.running.cycle
         self._cycle.open()

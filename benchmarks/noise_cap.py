@@ -43,7 +43,7 @@ def run() -> list[Figure]:
         uncapped = digits_settings(epsilon, cap="none")
         plain = over_seeds(uncapped)
         figures += _accuracy(f"ε = {epsilon:g}, no cap", plain)
-        slower = over_seeds(uncapped.model_copy(update={"learning_rate": uncapped.learning_rate / _SLOWER}))
+        slower = over_seeds(uncapped.with_values({"learning_rate": uncapped.learning_rate / _SLOWER}))
         figures += _accuracy(f"ε = {epsilon:g}, no cap, learning rate divided by {_SLOWER}", slower, plain)
         for where, place in _PLACES.items():
             runs = over_seeds(digits_settings(epsilon, cap_at=place))

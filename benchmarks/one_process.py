@@ -123,9 +123,7 @@ def over_seeds(
     loop: type[TrainingLoop] = TrainingLoop,
 ) -> list[Run]:
     """One simulated job for each seed, in place of the one in ``settings``."""
-    return [
-        simulate(settings.model_copy(update={"seed": seed}), schedule, aggregation, loop) for seed in seeds
-    ]
+    return [simulate(settings.with_values({"seed": seed}), schedule, aggregation, loop) for seed in seeds]
 
 
 def simulate(
@@ -144,10 +142,10 @@ def simulate(
     """
     fleet = fleet_settings(settings)
     if aggregation is not None:
-        fleet = fleet.model_copy(update={"aggregation": aggregation})
+        fleet = fleet.with_values({"aggregation": aggregation})
     if schedule is not None:
-        privacy = fleet.privacy.model_copy(update={"schedule": schedule})
-        fleet = fleet.model_copy(update={"privacy": privacy})
+        privacy = fleet.privacy.with_values({"schedule": schedule})
+        fleet = fleet.with_values({"privacy": privacy})
     source = open_source(settings.data, settings.seed)
     dealt = settings.data
     shards: list[Dataset] = [

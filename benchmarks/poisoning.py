@@ -209,7 +209,7 @@ class Bench:
     def run(self, attack: Attack, hostile: int, way: str) -> tuple[float, float]:
         """Accuracy and the backdoor's success, in percent."""
         aggregation, has_bound = WAYS[way]
-        fleet = self.fleet.model_copy(update={"aggregation": aggregation})
+        fleet = self.fleet.with_values({"aggregation": aggregation})
         loop_type = type(
             "_Loop", (_Attacked,), {"hostile": hostile, "attack": attack, "has_bound": has_bound}
         )

@@ -35,15 +35,15 @@ class _Float32(TrainingLoop):
     """The model comes down as it is."""
 
     def __init__(self, fleet: Any, *rest: Any, **options: Any) -> None:
-        model = fleet.model.model_copy(update={"precision": "float32"})
-        super().__init__(fleet.model_copy(update={"model": model}), *rest, **options)
+        model = fleet.model.with_values({"precision": "float32"})
+        super().__init__(fleet.with_values({"model": model}), *rest, **options)
 
 
 class _Fine(_Float32):
     """So it does, and sums go up on a finer grid."""
 
     def _noisy_mean(self, release: NoisySum) -> NDArray[np.float64]:
-        finer = release.terms.model_copy(update={"step": release.terms.step // _FINER | 1})
+        finer = release.terms.with_values({"step": release.terms.step // _FINER | 1})
         return super()._noisy_mean(replace(release, terms=finer))
 
 

@@ -73,7 +73,7 @@ def _accuracy(file: Path, epsilon: float, seed: int, *, noise: bool) -> float:
         },
         "cap": {"kind": "none"}, "optimiser": {"learning_rate": 0.5, "momentum": 0.0},
     }  # fmt: skip
-    fleet = FleetSettings.model_validate(settings)
+    fleet = FleetSettings.checked(settings)
     parts = [ArrayDataset(*data.batch(shard), 10) for shard in shards]
     test = ArrayDataset(*data.batch(np.arange(held_out)), 10)
     loop = TrainingLoop(fleet, fleet.model.spec(), parts, test, noise=noise)

@@ -152,7 +152,7 @@ def losses(source: Source, model: str, line: Line, rounds: int, every: int, seed
         seed: Of the shards and the initial weights.
     """
     shards = list(split(source.train, _DEVICES, "iid", seed=seed))
-    fleet = FleetSettings.model_validate(_values(min(map(len, shards)), model, line, rounds, seed))
+    fleet = FleetSettings.checked(_values(min(map(len, shards)), model, line, rounds, seed))
     spec = fleet.model.spec()
     loop = TrainingLoop(fleet, spec, shards, source.test, noise=line.schedule is not None)
     engine = NumpyEngine(spec.head)

@@ -163,7 +163,7 @@ class _Job:
         for seed in self.seeds:
             coordinates = {} if of_a_weight is None else {"coordinates": "all"}
             values = self.values(devices, seed, {**coordinates, **ranges.two_point})
-            fleet = FleetSettings.model_validate(values)
+            fleet = FleetSettings.checked(values)
             parts = self.spec, self.shards(devices, seed), self.source.test
             if of_a_weight is None:
                 loop = TrainingLoop(fleet, *parts, noise=noise)

@@ -155,7 +155,7 @@ def _accuracies(file: Path, job: _Job, seed: int) -> list[float]:
     }  # fmt: skip
     if job.device_epsilon is not None:
         settings["privacy"]["device_noise"] = {"epsilon": job.device_epsilon}
-    fleet = FleetSettings.model_validate(settings)
+    fleet = FleetSettings.checked(settings)
     parts = [ArrayDataset(*data.batch(shard), 10) for shard in shards]
     test = ArrayDataset(*data.batch(np.arange(held_out)), 10)
     loop = TrainingLoop(fleet, fleet.model.spec(), parts, test, noise=job.noise)

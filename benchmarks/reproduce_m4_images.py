@@ -94,7 +94,7 @@ class _Data:
 
     def curve(self, job: _Job) -> list[Point]:
         """Accuracy in percent after each part of the rounds, in percent of them."""
-        fleet = FleetSettings.model_validate(self._values(job))
+        fleet = FleetSettings.checked(self._values(job))
         parts = (
             fleet.model.spec(), list(split(self.source.train, _DEVICES, "iid", seed=0)), self.source.test
         )  # fmt: skip

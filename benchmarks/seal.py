@@ -61,7 +61,7 @@ def run() -> list[Figure]:
 
 def first_task(dataset: KnownData, records: int, sealing_key: bytes, **changes: Any) -> RoundTask:
     """The first round of the demo with a preset's settings, that many records on each device, and changes."""
-    settings = FleetSettings.model_validate(fleet_values(dataset, records) | changes)
+    settings = FleetSettings.checked(fleet_values(dataset, records) | changes)
     spec = settings.model.spec()
     weights = weights_to_bytes(spec.initial_weights(0), settings.model.precision)
     return Planner(settings, spec, new_job(settings), sealing_key).task(OpenRound(1, 0.0, 1.8e9), weights)

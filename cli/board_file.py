@@ -116,23 +116,19 @@ def require_valid(values: Mapping[str, Any]) -> None:
     Raises:
         UsageError: One cannot be used; names it.
     """
-    from pydantic import ValidationError
-
     from agent.profile import load_profile
     from agent.settings import AgentSettings
-    from dpagent.configuration import complaint
     from dpagent.overrides import overridden
+    from dpagent.schema.problems import SchemaError
 
     # The ledger is begun for what the agent will read.
     made = overridden(AgentSettings, dict(values), over())
     if made.problems:
         raise UsageError("\n".join(made.problems))
     try:
-        AgentSettings.model_validate(made.values)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in problem["loc"])
-        raise UsageError(f"{key}: {complaint(problem)}.") from error
+        AgentSettings.checked(made.values)
+    except SchemaError as error:
+        raise UsageError(f"{error.first.key}: {error.first.complaint()}.") from error
     load_profile(made.values["profile"])
 
 

@@ -17,7 +17,7 @@ from cli.configurations import AgentConfig
 from cli.custody import StateDir, ledger_files
 from cli.output import write_json
 from cli.tables import print_table
-from dpagent.json_values import finite
+from dpagent.schema.json_values import json_values
 from dpagent.wording import counted
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def show(
     if as_json:
         typer.echo(
             json.dumps(
-                finite(
+                json_values(
                     _scope()
                     | {"datasets": datasets, "declined": declined, "noise_alone": noise_alone}
                     | {"energy": energy}

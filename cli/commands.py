@@ -28,15 +28,12 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            from pydantic import ValidationError
+            from cli.typed_values import problem_of
 
-            if not isinstance(error.__cause__, ValidationError):
+            if (problem := problem_of(error)) is None:
                 raise  # Of a missing argument, for example: in typer's own words.
-            from dpagent.configuration import complaint, is_out_of_range
-
-            problem = error.__cause__.errors(include_url=False)[0]
-            kind = ParameterError if is_out_of_range(problem) else UsageError
-            raise kind(f"`{_shown(error)}`: {complaint(problem)}.") from error
+            kind = ParameterError if problem.is_out_of_range else UsageError
+            raise kind(f"`{_shown(error)}`: {problem.complaint()}.") from error
 
 
 class Commands(typer.Typer):

@@ -13,6 +13,7 @@ from cli.commands import Commands
 from cli.configurations import AnyConfig, Configuration, SetOptions, configuration, schema_of, stated
 from cli.output import write_json
 from cli.tables import reader_may_leave, render_table
+from dpagent.schema.json_values import json_values
 
 if TYPE_CHECKING:
     from agent.profile import LoadedProfile
@@ -75,13 +76,15 @@ def schema(
     """Print the JSON schema of a file, with which editors complete and check it."""
     import json
 
+    from dpagent.schema.json_schema import json_schema
+
     name: Any = "coordinator" if kind is FileKind.FLEET else kind.value
-    made = schema_of(name).model_json_schema()
+    made = json_schema(schema_of(name))
     if kind is FileKind.FLEET:
         from coordinator.settings import CoordinatorSettings
 
         # It holds a job, or its jobs are in files of their own.
-        made["required"] = CoordinatorSettings.model_json_schema()["required"]
+        made["required"] = json_schema(CoordinatorSettings)["required"]
     typer.echo(
         json.dumps(
             {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}, indent=2, ensure_ascii=False
@@ -112,7 +115,7 @@ def settings_of(found: Configuration) -> list[tuple[str, Any, str]]:
     over = {dotted(location): source for location, source in sources.items()}
     return [
         (key, value, _origin(key, value, over, origins, profile))
-        for key, value in flattened(settings.model_dump(mode="json"))
+        for key, value in flattened(json_values(settings))
     ]
 
 

@@ -31,7 +31,7 @@ from cli.page import page_token, serve
 from cli.report import report
 from cli.tables import print_table
 from cli.watching import watch
-from dpagent.json_values import finite
+from dpagent.schema.json_values import json_values
 from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ def status(
     if as_json:
         typer.echo(
             json.dumps(
-                finite(
+                json_values(
                     {
                         "job": None if queued is None else queued.job.id.hex(),
                         "name": None if queued is None else queued.name,

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from dpagent.json_values import finite
+from dpagent.schema.json_values import json_values
 from dpagent.storage import write_atomically
 
 
@@ -18,7 +18,7 @@ def write_json(target: Path, value: Any) -> None:
     Raises:
         StorageError: The file cannot be written.
     """
-    text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(json_values(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     if str(target) == "-":
         typer.echo(text, nl=False)
     else:

@@ -13,6 +13,7 @@ from cli.config import flattened, origin_in, shown
 from cli.findings import as_json, exit_code_of, lines_of
 from cli.output import write_json
 from cli.tables import reader_may_leave, render_table
+from dpagent.schema.json_values import json_values
 
 if TYPE_CHECKING:
     from agent.profile import LoadedProfile
@@ -41,7 +42,7 @@ def list_profiles(json_file: JsonOption = None) -> None:
             write_json(
                 json_file,
                 [
-                    {"name": name, "this_board": name == here, **each.model_dump(mode="json")}
+                    {"name": name, "this_board": name == here, **json_values(each)}
                     for name, each in profiles.items()
                 ],
             )
@@ -65,7 +66,7 @@ def show(profile: ProfileArgument = "auto", json_file: JsonOption = None) -> Non
     loaded = open_profile(profile)
     with reader_may_leave():
         if json_file is not None:
-            write_json(json_file, {"name": loaded.name, **loaded.profile.model_dump(mode="json")})
+            write_json(json_file, {"name": loaded.name, **json_values(loaded.profile)})
             return
         rows = [
             [key, shown(value), origin]
@@ -139,5 +140,5 @@ def _detected() -> str | None:
 
 def _values(loaded: LoadedProfile) -> Iterator[tuple[str, Any, str]]:
     """Every value by its dotted key, and the file that it is from."""
-    for key, value in flattened(loaded.profile.model_dump(mode="json")):
+    for key, value in flattened(json_values(loaded.profile)):
         yield key, value, origin_in(loaded, key) or _DEFAULT

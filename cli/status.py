@@ -19,8 +19,8 @@ from cli.configurations import AgentConfig, agent_settings
 from cli.notation import printable
 from cli.tables import reader_may_leave
 from dpagent.errors import ExitCode
-from dpagent.json_values import finite
 from dpagent.notation import upwards
+from dpagent.schema.json_values import json_values
 from dpagent.wording import lasting
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def values_of(overview: Overview) -> dict[str, Any]:
 
 
 def _as_json(overview: Overview, indent: int | None = None) -> str:
-    return json.dumps(finite(values_of(overview)), indent=indent, ensure_ascii=False, allow_nan=False)
+    return json.dumps(json_values(values_of(overview)), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def _ago(at: float) -> str:

@@ -15,27 +15,24 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from coordinator.budget_export import BudgetsDigest
+from coordinator.budget_file import Column, Device, Entry, Export, Price, SaidTotal
 from coordinator.devices import DeviceState
 from coordinator.participation import Total, totals
-from coordinator.queue import JobName
 from coordinator.registry import Spent, spent_of
 from dpagent.errors import DataError
 from dpagent.notation import upwards
 from dpagent.protocol import device_signing
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.device_signing import DEVICE_PATTERN
-from dpagent.protocol.issuing import Statement, Verdict, Wish
-from dpagent.protocol.signing import CoordinatorKey, Verifier
-from dpagent.protocol.tokens import MAX_TOKENS, TokenKeys, key_digest
-from dpagent.protocol.topics import FleetName
+from dpagent.protocol.issuing import Statement
+from dpagent.protocol.signing import Verifier
+from dpagent.schema.problems import SchemaError
 from dpagent.storage import disk_errors
 from dpagent.wording import counted
 
@@ -45,133 +42,6 @@ _SAME: Final = 1e-9
 """Relative, of sums that are added in another order."""
 _LESS: Final = 1e-6
 """Relative: an error of rounding, by which the price of a round may be below that of one before."""
-
-_DeviceId = Annotated[str, StringConstraints(pattern=DEVICE_PATTERN)]
-_JobId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
-_Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2})*$", max_length=4_096)]
-_Round = Annotated[int, Field(ge=0, lt=1 << 32)]
-_Epsilon = Annotated[float, Field(ge=0, le=1e12)]
-"""Or None, without a guarantee."""
-
-
-def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("it has characters that are none of a text")
-    return text
-
-
-_Text = Annotated[str, StringConstraints(max_length=1_000), AfterValidator(_printable)]
-
-
-class _Said(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class _Column(_Said):
-    version: int
-    unit: _Text
-    adjacency: _Text
-    trust: _Text
-    mechanism: _Text
-    guarantee: _Text
-    epsilon: _Epsilon | None
-    delta: Annotated[float, Field(ge=0, le=1)] | None
-    assumptions: tuple[_Text, ...] = Field(strict=False)
-
-    @property
-    def scope(self) -> tuple[str, str, str]:
-        return self.unit, self.adjacency, self.trust
-
-
-class _Price(_Said):
-    job: _JobId
-    round: _Round
-    columns: tuple[_Column, ...] = Field(strict=False)
-
-
-class _Key(_Said):
-    job: _JobId
-    round: _Round
-    linkability: Literal["fragment", "round"]
-    tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-    sealing_key: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-    modulus: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{512}$")]
-
-    def digest(self, fleet: str) -> str | None:
-        """What a board signs of it; None if no coordinator announces such a key."""
-        try:
-            keys = TokenKeys(
-                job=bytes.fromhex(self.job), linkability=self.linkability, tokens=self.tokens,
-                sealing_key=bytes.fromhex(self.sealing_key), first_round=self.round,
-                moduli=[bytes.fromhex(self.modulus)],
-            )  # fmt: skip
-        except ValidationError:
-            return None
-        return key_digest(keys, self.round, fleet).hex()
-
-
-class _Untold(_Said):
-    job: _JobId
-    name: JobName
-    columns: tuple[_Column, ...] = Field(strict=False, min_length=1)
-
-
-class _Total(_Said):
-    unit: _Text
-    adjacency: _Text
-    trust: _Text
-    epsilon: float | None
-    delta: float
-
-
-class _Job(_Column):
-    job: _JobId
-    rounds: _Round
-
-
-class _Entry(_Said):
-    job: _JobId
-    round: _Round
-    at: float
-    wish: str
-    verdict: Literal["granted", "noted", "over_limit", "asked_otherwise", "excluded"]
-    """Names of :class:`Verdict`: those that are kept."""
-    ledger_entries: int
-    ledger_head: _Hex
-    key_digest: _Hex
-    statement: _Hex
-    signature: _Hex
-
-    @property
-    def is_granted(self) -> bool:
-        return self.verdict == Verdict.GRANTED.name.lower()
-
-    @property
-    def fits_the_wish(self) -> bool:
-        """Whether who declines was not granted anything, and nobody else was taken for declining."""
-        return (self.verdict == Verdict.NOTED.name.lower()) is (self.wish != Wish.TAKES_PART.name.lower())
-
-
-class _Device(_Said):
-    device: _DeviceId
-    state: DeviceState = Field(strict=False)
-    replaces: _DeviceId | None
-    certificate: Annotated[str, StringConstraints(max_length=16_384)]
-    granted: tuple[_Total, ...] = Field(strict=False)
-    jobs: tuple[_Job, ...] = Field(strict=False)
-    statements: tuple[_Entry, ...] = Field(strict=False)
-
-
-class _Export(_Said):
-    version: Literal[1]
-    fleet: FleetName
-    coordinator_key: CoordinatorKey
-    exported_at: Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00$")]
-    keys: tuple[_Key, ...] = Field(strict=False)
-    prices: tuple[_Price, ...] = Field(strict=False)
-    devices: tuple[_Device, ...] = Field(strict=False)
-    without_tokens: tuple[_Untold, ...] = Field(strict=False)
-    signature: _Hex
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,12 +129,12 @@ def audit(values: Mapping[str, Any], source: str, coordinator_key: str | None = 
         DataError: It is no export of this version.
     """
     try:
-        export = _Export.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the whole"
+        export = Export.checked(values)
+    except SchemaError as error:
+        where = error.first.key or "the whole"
+        said = error.first.complaint(shows_value=False)
         raise DataError(
-            f"{source} is no export of budgets that this program knows: {where}: {first['msg']}. Expected "
+            f"{source} is no export of budgets that this program knows: {where}: {said}. Expected "
             "what `dpagent coordinator budgets export` of this version wrote."
         ) from error
     key = coordinator_key or export.coordinator_key
@@ -288,13 +158,13 @@ def audit(values: Mapping[str, Any], source: str, coordinator_key: str | None = 
     return AuditedBudgets(export.fleet, key, export.exported_at, granted, statements, untold, tuple(problems))
 
 
-def _most(column: _Column) -> str:
+def _most(column: Column) -> str:
     """What a job cost a board in a column at most, in words."""
     cost = "nothing guaranteed" if column.epsilon is None else f"ε = {upwards(column.epsilon)} at most"
     return f"{cost} for each {column.unit}, trusts {column.trust}"
 
 
-def _signature_problems(export: _Export, values: Mapping[str, Any], key: str) -> Iterator[str]:
+def _signature_problems(export: Export, values: Mapping[str, Any], key: str) -> Iterator[str]:
     if export.coordinator_key != key:
         yield f"It names the coordinator key {export.coordinator_key}; expected {key}."
     try:
@@ -306,7 +176,7 @@ def _signature_problems(export: _Export, values: Mapping[str, Any], key: str) ->
         yield f"It is not as the coordinator with the key {key} signed it: something was changed, or added."
 
 
-def _problems(export: _Export) -> Iterator[str]:
+def _problems(export: Export) -> Iterator[str]:
     """What is wrong with single statements, and with them together."""
     by_id = {each.device: each for each in export.devices}
     yield from _doubles("Device {} is", (each.device for each in export.devices))
@@ -327,7 +197,7 @@ def _problems(export: _Export) -> Iterator[str]:
     yield from _of_untold(export)
 
 
-def _of_device(device: _Device) -> Iterator[str]:
+def _of_device(device: Device) -> Iterator[str]:
     rounds = (f"{entry.round} of job {entry.job[:8]}" for entry in device.statements)
     yield from _doubles(f"Device {device.device}: the statement for round {{}} is", rounds)
     certificate = _certificate(device.certificate)
@@ -352,7 +222,7 @@ def _certificate(pem: str) -> x509.Certificate | None:
     return certificate if is_of_device else None
 
 
-def _of_rounds(export: _Export) -> Iterator[str]:
+def _of_rounds(export: Export) -> Iterator[str]:
     """What is wrong with keys and prices: boards are shown one key, and a job only grows dearer."""
     yield from _doubles("The key of round {} is", (f"{e.round} of job {e.job[:8]}" for e in export.keys))
     yield from _doubles("The price of round {} is", (f"{e.round} of job {e.job[:8]}" for e in export.prices))
@@ -377,7 +247,7 @@ def _of_rounds(export: _Export) -> Iterator[str]:
                 f"Round {number} of job {job[:8]}: the key that is there is not the one that boards were "
                 "shown, by their own statements."
             )
-    before: dict[str, _Price] = {}
+    before: dict[str, Price] = {}
     for price in sorted(export.prices, key=lambda each: (each.job, each.round)):
         if (earlier := before.get(price.job)) is not None and not _bounds(price, earlier):
             yield (
@@ -387,7 +257,7 @@ def _of_rounds(export: _Export) -> Iterator[str]:
         before[price.job] = price
 
 
-def _of_untold(export: _Export) -> Iterator[str]:
+def _of_untold(export: Export) -> Iterator[str]:
     """What is wrong with jobs without tokens: no board asks for tokens of one."""
     yield from _doubles("Job {} without tokens is", (each.job[:8] for each in export.without_tokens))
     told = {each.job for each in export.keys} | {each.job for each in export.prices}
@@ -400,7 +270,7 @@ def _of_untold(export: _Export) -> Iterator[str]:
             )
 
 
-def _bounds(later: _Price, earlier: _Price) -> bool:
+def _bounds(later: Price, earlier: Price) -> bool:
     """Whether each figure of a price is at least that of a round before, in the same columns."""
     if [each.scope for each in later.columns] != [each.scope for each in earlier.columns]:
         return False
@@ -419,7 +289,7 @@ def _doubles(sentence: str, names: Iterable[str]) -> Iterator[str]:
             yield f"{sentence.format(name)} there {number} times."
 
 
-def _of_statement(device: _Device, entry: _Entry, certificate: x509.Certificate) -> str | None:
+def _of_statement(device: Device, entry: Entry, certificate: x509.Certificate) -> str | None:
     try:
         statement = Statement.from_bytes(bytes.fromhex(entry.statement))
     except ValueError as error:
@@ -441,13 +311,11 @@ def _of_statement(device: _Device, entry: _Entry, certificate: x509.Certificate)
     return None
 
 
-def _spent(export: _Export) -> dict[str, list[Spent]]:
+def _spent(export: Export) -> dict[str, list[Spent]]:
     """What each device was granted: of each job the last round that it, or one before it in its place, was
     granted, whose price bounds all before it."""
     by_id = {each.device: each for each in export.devices}
-    prices = {
-        (each.job, each.round): [column.model_dump() for column in each.columns] for each in export.prices
-    }
+    prices = {(each.job, each.round): [column.as_dict() for column in each.columns] for each in export.prices}
     found: dict[str, list[Spent]] = {}
     for each in export.devices:
         found[each.device] = spent_of(
@@ -462,17 +330,17 @@ def _spent(export: _Export) -> dict[str, list[Spent]]:
     return found
 
 
-def _line(device: _Device, by_id: Mapping[str, _Device]) -> Iterator[_Device]:
+def _line(device: Device, by_id: Mapping[str, Device]) -> Iterator[Device]:
     """A device, and before it those whose places it took."""
     seen: set[str] = set()
-    at: _Device | None = device
+    at: Device | None = device
     while at is not None and at.device not in seen:
         seen.add(at.device)
         yield at
         at = None if at.replaces is None else by_id.get(at.replaces)
 
 
-def _differences(export: _Export, made_anew: Mapping[str, Sequence[Spent]]) -> Iterator[str]:
+def _differences(export: Export, made_anew: Mapping[str, Sequence[Spent]]) -> Iterator[str]:
     priced = {(each.job, each.round) for each in export.prices if each.columns}
     unpriced = {
         (entry.job, entry.round)
@@ -490,7 +358,7 @@ def _differences(export: _Export, made_anew: Mapping[str, Sequence[Spent]]) -> I
                 "the prices of rounds."
             )
         if made_anew[each.device] != [
-            Spent(of.job, of.rounds, of.model_dump(exclude={"job", "rounds"})) for of in each.jobs
+            Spent(of.job, of.rounds, of.as_dict(exclude={"job", "rounds"})) for of in each.jobs
         ]:
             yield (
                 f"Device {each.device}: its jobs are not shown as they follow from its statements and the "
@@ -498,11 +366,11 @@ def _differences(export: _Export, made_anew: Mapping[str, Sequence[Spent]]) -> I
             )
 
 
-def _scope(total: Total | _Total) -> tuple[str, str, str]:
+def _scope(total: Total | SaidTotal) -> tuple[str, str, str]:
     return total.unit, total.adjacency, total.trust
 
 
-def _is_alike(own: Total, shown: _Total) -> bool:
+def _is_alike(own: Total, shown: SaidTotal) -> bool:
     epsilon = _bound(shown.epsilon)
     return (
         _scope(own) == _scope(shown)

@@ -29,9 +29,9 @@ from coordinator.queued_job import QueuedJob
 from coordinator.reader import StoreReader
 from coordinator.registry import AnnouncedKey, Entry, RegistryReader, Spent, spent_of
 from dpagent.errors import NotReadyError
-from dpagent.json_values import finite
 from dpagent.protocol.messages import Layout
 from dpagent.protocol.signing import Signer
+from dpagent.schema.json_values import json_values
 from dpagent.wording import counted
 
 VERSION: Final = 1
@@ -173,7 +173,7 @@ def export(
             for each in untold
         ],
     }
-    values = finite(values)
+    values = json_values(values)
     return values | {SIGNATURE: signer.sign(BudgetsDigest.of(values), "budgets").hex()}
 
 

@@ -263,25 +263,10 @@ class Cycle:
             "round %d has %d of %s at its deadline, but only %d of one block, fewer than the %d needed; "
             "it stays open for another %g s. %s",
             self._task.plan.round, progress.counted, counted(progress.expected, "fragment"),
-            progress.scarcest, self._dead_ends.minimum, self._deadline_s, self._why_few(),
+            progress.scarcest, self._dead_ends.minimum, self._deadline_s, self._dead_ends.why_few(),
             extra=self._about(Event.ROUND_EXTENDED, self._task.plan.round),
         )  # fmt: skip
         self.open()
-
-    def _why_few(self) -> str:
-        """What its operator may do for a round that lacks fragments."""
-        minimum, name = self._dead_ends.minimum, self._models.name
-        if self._tokens is not None and (members := self._tokens.members()) < minimum:
-            why = f"The fleet has {counted(members, 'member')}: `dpagent coordinator invite` lets boards in"
-        else:
-            why = (
-                "Devices may be offline or may have declined: `dpagent budget show` on a board gives the "
-                "reason"
-            )
-        return (
-            f"{why}. Without them, `dpagent coordinator job minimum {name} BOARDS` lets it close with fewer, "
-            f"and `dpagent coordinator job pause {name} --give-up` gives it up"
-        )
 
     def _stop(self, progress: Progress) -> None:
         """Give up the open round, which will not close, and pause the job.
@@ -335,7 +320,7 @@ class Cycle:
                 "" if at_deadline else ": all other members have declined it, or were refused",
             )  # fmt: skip
         self._store.stop_counting(task.plan.round, self._clock.unix(), seats=self._settings.seats)
-        sums = self._store.sums(task.plan.round, groups=self._groups(task.plan.round))
+        sums = self._store.sums(task.plan.round, groups=self._end.groups(task.plan.round))
         match task.release:
             case NoisySum(second_moments=SecondMoments() as moments) as release:
                 self._take_directions(release, moments, sums)
@@ -344,18 +329,6 @@ class Cycle:
         self._task = None
         self._traffic_before = self._announcer.traffic()
         self._intake.end()
-
-    def _groups(self, number: int) -> int:
-        """Groups that a round's fragments are dealt to. A setting that was changed while the round was open
-        holds from the next one on where it needs values that were added up by then."""
-        wanted = self._settings.aggregation
-        if wanted.dealt == 1 or self._store.keeps_values_of(number):
-            return wanted.dealt
-        log.warning(
-            "round %d closes by the mean of its fragments, under which it began to be counted; "
-            "aggregation.kind %s holds from the next round on", number, wanted.kind,
-        )  # fmt: skip
-        return 1
 
     def _take_directions(self, release: NoisySum, moments: SecondMoments, groups: Sequence[Sums]) -> None:
         """Add the fleet's leading directions to the model; the weights do not change."""
@@ -383,15 +356,9 @@ class Cycle:
         number, epsilon = release.plan.round, self._planner.epsilon_after(release)
         follows = self._settings.privacy.clipping.kind == "quantile"
         result = RoundResult(
-            evaluation,
-            step.clamped,
-            step.kept,
-            release.mechanism.noise_multiplier,
-            epsilon,
-            step.out_of_range,
-            self._model.clip_norm if follows else None,
-            self._traffic(),
-        )
+            evaluation, step.clamped, step.kept, release.mechanism.noise_multiplier, epsilon,
+            step.out_of_range, self._model.clip_norm if follows else None, self._traffic(),
+        )  # fmt: skip
         self._store.close_round(
             number, step.model, result, closed_at=self._clock.unix(), projection=projection
         )

@@ -73,6 +73,20 @@ class DeadEnds:
         may_send = self._tokens.expected(number)
         return dead_end(number, self._tokens.members(), may_send, self.minimum, gone=gone)
 
+    def why_few(self) -> str:
+        """What an operator may do for a round that lacks fragments, and whose end is not known."""
+        if self._tokens is not None and (members := self._tokens.members()) < self.minimum:
+            why = f"The fleet has {counted(members, 'member')}: `dpagent coordinator invite` lets boards in"
+        else:
+            why = (
+                "Devices may be offline or may have declined: `dpagent budget show` on a board gives the "
+                "reason"
+            )
+        return (
+            f"{why}. Without them, `dpagent coordinator job minimum {self._job} BOARDS` lets it close with "
+            f"fewer, and `dpagent coordinator job pause {self._job} --give-up` gives it up"
+        )
+
     def halt(self, number: int, *, is_open: bool, gone: int = 0) -> Halt:
         """What becomes of the job at a round that will not close.
 

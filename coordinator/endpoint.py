@@ -24,7 +24,6 @@ from typing import Any, Final, cast
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from pydantic import ValidationError
 
 from coordinator.authority import Authorities, AuthorityFiles, pem_of
 from coordinator.enrolment import Enrolment, RefusedError
@@ -40,8 +39,9 @@ from dpagent.protocol.enrolment import (
     EnrolRequest,
     Refusal,
     RenewRequest,
-    json_of,
 )
+from dpagent.schema.json_values import json_of
+from dpagent.schema.problems import SchemaError
 from dpagent.service_manager import ServiceManager
 from dpagent.storage import write_atomically
 from dpagent.structured_log import Event, about
@@ -280,18 +280,18 @@ class _Handler(BaseHTTPRequestHandler):
         """Enrol, renew, or note what a board has."""
         try:
             if self.path == ENROL_PATH:
-                answer = json_of(self._enrolment.enrol(EnrolRequest.model_validate_json(self._body())))
+                answer = json_of(self._enrolment.enrol(EnrolRequest.from_json(self._body())))
             elif self.path == RENEW_PATH:
-                asked = RenewRequest.model_validate_json(self._body())
+                asked = RenewRequest.from_json(self._body())
                 answer = json_of(self._enrolment.renew(asked, self._certificate()))
             elif self.path == CONFIRM_PATH:
-                ConfirmRequest.model_validate_json(self._body())
+                ConfirmRequest.from_json(self._body())
                 answer = json_of(self._enrolment.confirm(self._certificate()))
             else:
                 raise RefusedError("There is nothing here.", HTTPStatus.NOT_FOUND)
         except RefusedError as error:
             self._refuse(error)
-        except ValidationError:
+        except SchemaError:
             self._refuse(RefusedError("The request is malformed.", HTTPStatus.BAD_REQUEST))
         except DpagentError as error:  # the operator's, such as a full disk
             log.error("a request failed: %s", error)

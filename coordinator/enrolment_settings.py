@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field
-
 from dpagent.configuration import resolve
 from dpagent.protocol.enrolment import is_host
+from dpagent.schema.limits import After, Limits
 from dpagent.settings import FilePath, Settings
 from dpagent.transport.settings import BrokerUrl, ClientId
 
@@ -40,7 +39,7 @@ def split_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int
     return host, int(port)
 
 
-Address = Annotated[str, AfterValidator(_address)]
+Address = Annotated[str, After(_address)]
 
 
 class EnrolmentSettings(Settings):
@@ -51,7 +50,7 @@ class EnrolmentSettings(Settings):
     the port is 8884 by default. Without it nobody is invited."""
     listen: str = ""
     """Address of this machine that the endpoint listens on; by default all of them."""
-    certificate_days: Annotated[float, Field(gt=0, le=7300)] = 365.0
+    certificate_days: Annotated[float, Limits(gt=0, le=7300)] = 365.0
     """Life of a board's certificate. A board renews it when a third is left; one that is off for longer than
     that third needs a new invitation."""
     broker_url: BrokerUrl | None = None
@@ -65,7 +64,7 @@ class EnrolmentSettings(Settings):
     """Where the revocation list is written for a broker that ``dpagent coordinator broker-config`` did not
     set up (PEM), relative to this file: a place that the broker's user may read. By default ``revoked.crl``
     in ``members_dir``, which it may not."""
-    on_members_change: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    on_members_change: tuple[str, ...] = ()
     """Program and arguments that make the broker read its files again, run after they are written: when a
     device is revoked or replaced, and with NATS when one enrols; it has 60 seconds. For example
     ``[systemctl, restart, mosquitto]``. A broker that ``broker-config --run`` started needs none."""
@@ -80,4 +79,4 @@ class EnrolmentSettings(Settings):
             )
             if isinstance(path, Path)
         }
-        return self.model_copy(update=changes)
+        return self.with_values(changes)

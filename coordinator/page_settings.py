@@ -6,10 +6,10 @@ import ipaddress
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field, model_validator
-
 from dpagent.configuration import resolve
 from dpagent.protocol.enrolment import is_host
+from dpagent.schema.base import rule
+from dpagent.schema.limits import After, Limits
 from dpagent.settings import FilePath, Settings
 
 DEFAULT_PORT: Final = 8885
@@ -28,9 +28,9 @@ def _host(text: str) -> str:
     return text.lower()
 
 
-IpAddress = Annotated[str, AfterValidator(_ip)]
-Host = Annotated[str, AfterValidator(_host)]
-HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]
+IpAddress = Annotated[str, After(_ip)]
+Host = Annotated[str, After(_host)]
+HeaderName = Annotated[str, Limits(pattern=r"^[A-Za-z0-9-]{1,64}$")]
 
 
 class PageSettings(Settings):
@@ -39,9 +39,9 @@ class PageSettings(Settings):
     listen: IpAddress = "127.0.0.1"
     """Address of this machine that the page listens on. Any but a loopback address needs a token (``dpagent
     coordinator page-token``) or a proxy."""
-    port: Annotated[int, Field(ge=0, le=65_535)] = DEFAULT_PORT
+    port: Annotated[int, Limits(ge=0, le=65_535)] = DEFAULT_PORT
     """Its port; 0: a free one, which the log names."""
-    hosts: Annotated[tuple[Host, ...], Field(strict=False)] = ()
+    hosts: tuple[Host, ...] = ()
     """Names by which browsers reach the page, besides ``localhost`` and the address that it listens on.
     Requests for any other name are refused."""
     certificate: FilePath | None = None
@@ -49,20 +49,20 @@ class PageSettings(Settings):
     TLS."""
     key: FilePath | None = None
     """Key of ``certificate`` (PEM)."""
-    proxies: Annotated[tuple[IpAddress, ...], Field(strict=False)] = ()
+    proxies: tuple[IpAddress, ...] = ()
     """Addresses of reverse proxies that say who asks. Nobody else's word is taken."""
     proxy_user: str | None = None
     """The local user that a proxy on this machine runs as; needed with a loopback address in ``proxies``, as
     any user of the machine can connect from there."""
     identity_header: HeaderName = "X-Forwarded-User"
     """The header in which a proxy names who asks. The proxy has to remove it from what browsers send."""
-    operators: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    operators: tuple[str, ...] = ()
     """Who of those that a proxy names may give orders; all others only look."""
-    most_viewers: Annotated[int, Field(ge=1, le=1_000)] = 64
+    most_viewers: Annotated[int, Limits(ge=1, le=1_000)] = 64
     """Pages that are open at once."""
 
-    @model_validator(mode="after")
-    def _goes_together(self) -> PageSettings:
+    @rule
+    def _goes_together(self) -> None:
         if (self.certificate is None) != (self.key is None):
             raise ValueError("certificate and key go together; expected both or none")
         local = [each for each in self.proxies if ipaddress.ip_address(each).is_loopback]
@@ -71,7 +71,6 @@ class PageSettings(Settings):
                 f"proxies has {local[0]}, from where any user of this machine can connect; expected "
                 "proxy_user besides, the local user that the proxy runs as"
             )
-        return self
 
     @property
     def is_local(self) -> bool:
@@ -85,4 +84,4 @@ class PageSettings(Settings):
             for name, path in (("certificate", self.certificate), ("key", self.key))
             if path is not None
         }
-        return self.model_copy(update=changes)
+        return self.with_values(changes)

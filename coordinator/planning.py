@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import cbor2
-from pydantic import ValidationError
 
 from coordinator.bounded_planning import bounded_rounds
 from coordinator.job import Job, NoiseOfDevices
@@ -28,7 +27,6 @@ from coordinator.update_planning import (
     update_noise,
     update_terms,
 )
-from dpagent.configuration import complaint
 from dpagent.errors import ParameterError, PlanError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.privacy.accounting.composition import composed
@@ -56,6 +54,7 @@ from dpagent.protocol.terms import (
 )
 from dpagent.protocol.updates import query_of_update
 from dpagent.protocol.weights import weights_to_bytes
+from dpagent.schema.problems import SchemaError
 from dpagent.wording import counted
 
 
@@ -183,10 +182,10 @@ class Planner:
         try:
             plan = self._plan(current, weights, clip_norm, radii, spent, assets or {}, state)
             return RoundTask.of(plan)
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in problem["loc"]) or "plan"
-            raise PlanError(f"No device would accept this plan: {where}: {complaint(problem)}.") from error
+        except SchemaError as error:
+            problem = error.first
+            where = problem.key or "plan"
+            raise PlanError(f"No device would accept this plan: {where}: {problem.complaint()}.") from error
         except CapNotMetError:
             raise
         except PlanError as error:
@@ -308,7 +307,7 @@ class Planner:
                 precision=settings.model.precision,
             ),
             assets=[
-                AssetTerms.model_validate({"role": role, "digest": content_digest(data), "size": len(data)})
+                AssetTerms.checked({"role": role, "digest": content_digest(data), "size": len(data)})
                 for role, data in assets.items()
             ],
             release=release,

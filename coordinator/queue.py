@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, Final
 
-from pydantic import StringConstraints, TypeAdapter, ValidationError
-
 from coordinator.database.interface import Database, Reader
 from coordinator.job import Job
 from coordinator.model_state import ModelState
@@ -21,14 +19,16 @@ from coordinator.settings import FIRST_JOB, CoordinatorSettings
 from dpagent import faults
 from dpagent.errors import ConfigurationError, UsageError
 from dpagent.faults import FaultPoint
+from dpagent.schema.base import checked_as
+from dpagent.schema.limits import Limits
+from dpagent.schema.problems import SchemaError
 from dpagent.wording import counted
 
-JobName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
+JobName = Annotated[str, Limits(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
 """A job's name, also that of its directory: letters, digits, ``-`` and ``_``."""
 
 _FORGOTTEN_AT_ONCE: Final = 5_000
 """Some hundredths of a second."""
-_NAME: Final[TypeAdapter[str]] = TypeAdapter(JobName)
 
 _IS_OVER: Final = "state IN ('finished', 'cancelled', 'failed')"
 _COLUMNS: Final = (
@@ -99,11 +99,12 @@ def require_name(name: str) -> str:
     if name == FIRST_JOB:
         raise UsageError(f"{name!r} is the name of the job in fleet.yaml itself; expected another one.")
     try:
-        return _NAME.validate_python(name)
-    except ValidationError as error:
+        made: str = checked_as(JobName, name)
+    except SchemaError as error:
         raise UsageError(
             f"The name of a job is {name[:100]!r}; expected 1 to 63 letters, digits, '-' or '_'."
         ) from error
+    return made
 
 
 def pause_by_itself(database: Database, number: int, trouble: str) -> None:

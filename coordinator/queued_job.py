@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from pydantic import ValidationError
-
 from coordinator.job import Job
 from coordinator.settings import CoordinatorSettings, FleetSettings, JobSettings
 from dpagent.errors import ConfigurationError, UsageError
+from dpagent.schema.problems import SchemaError
 
 
 class JobState(StrEnum):
@@ -123,9 +122,9 @@ class QueuedJob:
         """
         where = f"job {self.name!r}"
         try:
-            own = JobSettings.model_validate_json(self.settings)
-        except ValidationError as error:
-            keys = [".".join(map(str, each["loc"])) for each in error.errors(include_url=False)]
+            own = JobSettings.from_json(self.settings)
+        except SchemaError as error:
+            keys = [each.key for each in error.problems]
             raise ConfigurationError(
                 f"Job {self.name!r} was added by another version of dpagent: its {', '.join(keys)} cannot be "
                 "read by this one. Go on with that version, or cancel the job and add it anew."

@@ -51,7 +51,7 @@ def report_terms(settings: FleetSettings, reports: TwoPointRounds, radii: Sequen
         noise_multipliers=list(reports.multipliers),
         coordinates=reports.coordinates,
         radii=list(radii),
-        training=TrainingTerms(**privacy.local_training.model_dump()),
+        training=TrainingTerms(**privacy.local_training.as_dict()),
     )
 
 

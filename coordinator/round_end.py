@@ -3,6 +3,7 @@ deadline."""
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -18,6 +19,8 @@ from dpagent.protocol.task import RoundTask
 
 if TYPE_CHECKING:
     from coordinator.token_office import TokenOffice
+
+log = logging.getLogger(__name__)
 
 
 class Verdict(Enum):
@@ -158,3 +161,15 @@ class RoundEnd:
         Without this, whoever sends the fragments of all devices before the slot ends the round alone.
         """
         return self.announced_at is not None and now >= self.announced_at + self._settings.round.honest_s
+
+    def groups(self, number: int) -> int:
+        """Groups that a round's fragments are dealt to. A setting that was changed while the round was open
+        holds from the next one on where it needs values that were added up by then."""
+        wanted = self._settings.aggregation
+        if wanted.dealt == 1 or self._store.keeps_values_of(number):
+            return wanted.dealt
+        log.warning(
+            "round %d closes by the mean of its fragments, under which it began to be counted; "
+            "aggregation.kind %s holds from the next round on", number, wanted.kind,
+        )  # fmt: skip
+        return 1

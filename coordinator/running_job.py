@@ -189,7 +189,7 @@ def _require_linkability(settings: FleetSettings, source: str) -> None:
     Raises:
         ConfigurationError: They do not say.
     """
-    if "linkability" not in settings.model_fields_set and has_invited(settings.members_place):
+    if "linkability" not in settings.given and has_invited(settings.members_place):
         raise ConfigurationError(
             f"{source}: linkability is not set, and boards enrol in this fleet; expected fragment (only "
             "their fragments count, and nobody can tell whose they are), round (only theirs, and those of a "

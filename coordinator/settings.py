@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self, TypeVar
-
-from pydantic import Field, ValidationError, model_validator
-from pydantic_core import PydanticSerializationError
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from coordinator.database.settings import StorePlace, StoreSettings
 from coordinator.enrolment_settings import EnrolmentSettings
 from coordinator.job_settings import CapSettings, ModelSettings, OptimiserSettings, PrivacySettings
 from coordinator.page_settings import PageSettings
 from coordinator.token_settings import TokenSettings
-from dpagent.configuration import changed_settings, complaint, load_settings, resolve
+from dpagent.configuration import changed_settings, load_settings, resolve
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.model_files import is_model_file
@@ -26,6 +23,10 @@ from dpagent.protocol.messages import MIN_SLOT_S, Linkability, ReceiptTopics
 from dpagent.protocol.mixing import MixerKey
 from dpagent.protocol.tokens import MAX_TOKENS
 from dpagent.protocol.topics import FleetName
+from dpagent.schema.base import rule
+from dpagent.schema.json_values import json_of, json_values
+from dpagent.schema.limits import Limits
+from dpagent.schema.problems import SchemaError
 from dpagent.settings import FilePath, Settings
 from dpagent.transport.settings import MqttSettings
 from dpagent.wording import counted
@@ -33,23 +34,28 @@ from dpagent.yaml_file import load_yaml, read_document
 
 FIRST_JOB: Final = "first"
 """The name of the job in ``fleet.yaml`` itself."""
+_TERMS: Final = (
+    "fleet", "records_per_device", "rounds", "privacy", "model", "cap", "optimiser", "fragments_per_update",
+    "current_models", "linkability",
+)  # fmt: skip
+"""The keys that may not change once a job has begun."""
 
 
 class RoundSettings(Settings):
     """Timing of a round."""
 
-    deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
+    deadline_s: Annotated[float, Limits(gt=0, le=86_400)] = 120.0
     """An incomplete round closes this long after it opened."""
-    compute_slot_s: Annotated[float, Field(ge=MIN_SLOT_S, le=86_400)] = 5.0
+    compute_slot_s: Annotated[float, Limits(ge=MIN_SLOT_S, le=86_400)] = 5.0
     """Devices publish a whole number of slots after the plan; choose it above their training time. A board
     declines one below its ``limits.minimum_compute_slot_s``, 5 by default."""
-    device_grid_s: Annotated[float, Field(ge=MIN_SLOT_S, le=86_400)] | None = None
+    device_grid_s: Annotated[float, Limits(ge=MIN_SLOT_S, le=86_400)] | None = None
     """The longest ``limits.minimum_compute_slot_s`` of the devices, at whose multiples their slots begin; by
     default ``compute_slot_s``."""
-    jitter_window_s: Annotated[float, Field(ge=0, le=86_400)] = 10.0
+    jitter_window_s: Annotated[float, Limits(ge=0, le=86_400)] = 10.0
     """Maximum random delay of each fragment. A board declines one below its
     ``limits.minimum_jitter_window_s``, 5 by default."""
-    minimum_devices: Annotated[int, Field(ge=1)] = 1
+    minimum_devices: Annotated[int, Limits(ge=1)] = 1
     """If a block of the update has fewer fragments at the deadline, the round stays open for another
     deadline."""
 
@@ -63,15 +69,14 @@ class RoundSettings(Settings):
         grid_s = self.device_grid_s or self.compute_slot_s
         return 1.25 * grid_s + math.ceil(self.compute_slot_s / grid_s) * grid_s + self.jitter_window_s
 
-    @model_validator(mode="after")
-    def _leaves_time(self) -> RoundSettings:
+    @rule
+    def _leaves_time(self) -> None:
         if self.deadline_s <= self.honest_s:
             raise ValueError(
                 f"deadline_s is {self.deadline_s:g}; expected more than {self.honest_s:g}, when the devices"
                 " have sent: 1.25 times device_grid_s (by default compute_slot_s), compute_slot_s in whole"
                 " ones of these, and jitter_window_s"
             )
-        return self
 
 
 class AggregationSettings(Settings):
@@ -81,15 +86,15 @@ class AggregationSettings(Settings):
     """``median-of-means``: the median of the means of random groups of fragments, coordinate by coordinate. A
     few hostile devices then move it little; for five groups of honest ones its noise has 1.43 times the
     variance."""
-    groups: Annotated[int, Field(ge=2, le=1_000)] = 5
+    groups: Annotated[int, Limits(ge=2, le=1_000)] = 5
     """``median-of-means``: number of groups. Hostile fragments in less than half of them cannot drag a
     coordinate beyond the honest groups."""
-    largest_signal: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    largest_signal: Annotated[float, Limits(gt=0, le=1e6)] = 1.0
     """Largest signal of an honest device in a block, in clip norms a record of its expected lot. At 1, the
     range of honest norms holds every device with at most ``records_per_device`` records, whatever they are;
     at 2, with twice as many. Below 1, it relies on gradients that do not all point one way within one block.
     A hostile fragment can weigh as much."""
-    false_rejection: Annotated[float, Field(ge=1e-30, lt=1)] = 1e-9
+    false_rejection: Annotated[float, Limits(ge=1e-30, lt=1)] = 1e-9
     """Probability that any fragment of the honest devices is rejected for its norm, in the whole job."""
 
     @property
@@ -110,7 +115,7 @@ class CoordinatorSettings(Settings):
 
     fleet: FleetName
     """The fleet's name, part of its MQTT topics."""
-    devices: Annotated[int, Field(ge=1, le=1_000_000)]
+    devices: Annotated[int, Limits(ge=1, le=1_000_000)]
     """Expected devices in a round. No block counts more fragments than this; the round closes once all are in
     and honest devices have had their slot and their jitter."""
     mixer_key: MixerKey | None = None
@@ -175,22 +180,19 @@ class CoordinatorSettings(Settings):
         Raises:
             ConfigurationError: They do not go together.
         """
-        shared = {key: getattr(self, key) for key in CoordinatorSettings.model_fields}
+        shared = {key: getattr(self, key) for key in CoordinatorSettings.names}
         try:
-            return FleetSettings.model_validate(
-                shared | {key: getattr(job, key) for key in job.model_fields_set}
-            )
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            raise ConfigurationError(f"{source}: {complaint(problem)}.") from error
+            return FleetSettings.checked(shared | {key: getattr(job, key) for key in job.given})
+        except SchemaError as error:
+            raise ConfigurationError(f"{source}: {error.first.complaint()}.") from error
 
 
 class JobSettings(Settings):
     """A job file, or the job in ``fleet.yaml``: what a fleet is to train."""
 
-    records_per_device: Annotated[float, Field(gt=0)]
+    records_per_device: Annotated[float, Limits(gt=0)]
     """Public estimate. Sums are divided by sampling rate × this number, never by a true count."""
-    rounds: Annotated[int, Field(ge=1, le=5000)]
+    rounds: Annotated[int, Limits(ge=1, le=5000)]
     """Rounds of the job."""
     privacy: PrivacySettings
     model: ModelSettings = ModelSettings()
@@ -198,7 +200,7 @@ class JobSettings(Settings):
     optimiser: OptimiserSettings = OptimiserSettings()
     round: RoundSettings = RoundSettings()
     aggregation: AggregationSettings = AggregationSettings()
-    fragments_per_update: Annotated[int, Field(ge=1, le=4096)] = 16
+    fragments_per_update: Annotated[int, Limits(ge=1, le=4096)] = 16
     """Fragments of a device's update."""
     linkability: Linkability = "none"
     """Whether fragments carry one-time tokens of enrolled devices. ``fragment``: one each; only members'
@@ -217,17 +219,16 @@ class JobSettings(Settings):
     """Whether devices can keep the model of each round as a file (``model.keep: current`` in agent.yaml), and
     not only the finished one: each is sent the file without its weights, once a connection."""
 
-    @model_validator(mode="after")
-    def _tokens_fit_a_message(self) -> JobSettings:
+    @rule
+    def _tokens_fit_a_message(self) -> None:
         if self.linkability == "fragment" and self.fragments_per_update > MAX_TOKENS:
             raise ValueError(
                 f"fragments_per_update is {self.fragments_per_update}; expected at most {MAX_TOKENS} with "
                 "linkability fragment: a device asks for its tokens of a round in one message"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _cap_goes_with_the_method(self) -> JobSettings:
+    @rule
+    def _cap_goes_with_the_method(self) -> None:
         method = method_named(self.privacy.method)
         if self.cap.kind not in method.caps:
             raise ValueError(
@@ -241,7 +242,6 @@ class JobSettings(Settings):
                 f"cap.kind is {self.cap.kind} and privacy.noise is "
                 f"{self.privacy.noise or method.default_noise}; expected laplace, whose noise it cuts off"
             )
-        return self
 
     def _require_algorithm_1(self) -> None:
         if not self.cap.allow_unproven:
@@ -258,10 +258,10 @@ class JobSettings(Settings):
                     f"{key} is {value}; expected {expected}, as in the paper, with cap.kind published"
                 )
 
-    @model_validator(mode="after")
-    def _trained_weights_go_with_the_rest(self) -> JobSettings:
+    @rule
+    def _trained_weights_go_with_the_rest(self) -> None:
         if not method_named(self.privacy.method).trains_locally:
-            return self
+            return
         for is_set, key, expected in (
             (self.aggregation.kind != "mean", "aggregation.kind", "mean"),
             (self.model.augmentation is not None, "model.augmentation", "none"),
@@ -271,26 +271,23 @@ class JobSettings(Settings):
                     f"{key} is set; expected {expected}, which is all that privacy.method "
                     f"{self.privacy.method} has"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _cap_on_the_device_knows_one_norm(self) -> JobSettings:
+    @rule
+    def _cap_on_the_device_knows_one_norm(self) -> None:
         if self.cap.kind == "clamp" and self.cap.where == "device" and self.privacy.clipping.kind != "whole":
             raise ValueError(
                 f"cap.where is device and privacy.clipping.kind is {self.privacy.clipping.kind}; expected "
                 "whole, or the cap at the coordinator"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _has_a_weight_for_each_round(self) -> JobSettings:
+    @rule
+    def _has_a_weight_for_each_round(self) -> None:
         weights = self.privacy.schedule.weights or []
         if weights and len(weights) != self.rounds:
             raise ValueError(
                 f"privacy.schedule.weights has {counted(len(weights), 'number')}; expected rounds = "
                 f"{self.rounds}"
             )
-        return self
 
     def stored(self) -> str:
         """As JSON, with what was set alone; its paths are resolved.
@@ -299,8 +296,8 @@ class JobSettings(Settings):
             ConfigurationError: A path is not UTF-8.
         """
         try:
-            return self.model_dump_json(exclude_unset=True)
-        except PydanticSerializationError as error:
+            return json_of(self.as_dict(only_given=True)).decode()
+        except UnicodeEncodeError as error:
             raise ConfigurationError(
                 f"A path of the job cannot be kept in the queue, which is in UTF-8 ({error}). Rename "
                 "the file, or the directory that it is in."
@@ -311,42 +308,39 @@ class JobSettings(Settings):
         changes: dict[str, object] = {}
         if is_model_file(self.model.name):
             name = str(resolve(Path(self.model.name), file))
-            changes["model"] = self.model.model_copy(update={"name": name})
+            changes["model"] = self.model.with_values({"name": name})
         if self.test_data is not None:
             path = resolve(self.test_data.path, file)
-            changes["test_data"] = self.test_data.model_copy(update={"path": path})
-        return self.model_copy(update=changes)
+            changes["test_data"] = self.test_data.with_values({"path": path})
+        return self.with_values(changes)
 
 
 class FleetSettings(JobSettings, CoordinatorSettings):
     """A job in its fleet: all that its rounds are made of."""
 
-    @model_validator(mode="after")
-    def _quorum_is_possible(self) -> FleetSettings:
+    @rule
+    def _quorum_is_possible(self) -> None:
         if self.round.minimum_devices > self.devices:
             raise ValueError(
                 f"round.minimum_devices is {self.round.minimum_devices}; "
                 f"expected at most devices = {self.devices}"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _groups_are_not_empty(self) -> FleetSettings:
+    @rule
+    def _groups_are_not_empty(self) -> None:
         wanted = self.aggregation
         if wanted.kind == "median-of-means" and wanted.groups > self.devices:
             raise ValueError(
                 f"aggregation.groups is {wanted.groups}; expected at most devices = {self.devices}"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _receipts_go_with_the_mixer(self) -> FleetSettings:
+    @rule
+    def _receipts_go_with_the_mixer(self) -> None:
         if self.receipts == "fragment" and self.mixer_key is not None:
             raise ValueError(
                 "receipts is fragment and mixer_key is set; expected fleet: receipts on topics of their own "
                 "would show who sent what passes through the mixer"
             )
-        return self
 
     @property
     def receipt_topics(self) -> ReceiptTopics:
@@ -396,37 +390,22 @@ class FleetSettings(JobSettings, CoordinatorSettings):
         return self._with_round("minimum_devices", devices, source)
 
     def _with_round(self, key: str, value: float, source: str) -> FleetSettings:
-        values = {known: getattr(self.round, known) for known in self.round.model_fields_set}
+        values = {known: getattr(self.round, known) for known in self.round.given}
         try:
-            changed = RoundSettings.model_validate(values | {key: value})
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            raise ConfigurationError(f"{source}: {complaint(problem)}.") from error
-        return self.model_copy(update={"round": changed})
+            changed = RoundSettings.checked(values | {key: value})
+        except SchemaError as error:
+            raise ConfigurationError(f"{source}: {error.first.complaint()}.") from error
+        return self.with_values({"round": changed})
 
     def job(self) -> JobSettings:
         """The job alone."""
-        return JobSettings.model_validate(
-            {key: getattr(self, key) for key in JobSettings.model_fields if key in self.model_fields_set}
+        return JobSettings.checked(
+            {key: getattr(self, key) for key in JobSettings.names if key in self.given}
         )
 
     def job_terms(self) -> dict[str, object]:
         """The settings that define the job and may not change after its start."""
-        terms = self.model_dump(
-            mode="json",
-            include={
-                "fleet",
-                "records_per_device",
-                "rounds",
-                "privacy",
-                "model",
-                "cap",
-                "optimiser",
-                "fragments_per_update",
-                "current_models",
-                "linkability",
-            },
-        )
+        terms: dict[str, Any] = json_values(self.as_dict(include=_TERMS))
         # A model file can change without a change of its path, and the reverse.
         terms["model"]["name"] = self.model.spec().name
         # So can the kind of schedule that follows from other keys, or that no key names.
@@ -447,7 +426,7 @@ def load_coordinator_settings(
         ConfigurationError: The file or an override is invalid.
     """
     keys = set(load_yaml(file, example="fleet: meadow")) | {each.key[0] for each in overrides}
-    if keys & set(JobSettings.model_fields):
+    if keys & set(JobSettings.names):
         return load_fleet_settings(file, overrides)
     return _resolved(load_settings(file, CoordinatorSettings, overrides=overrides), file)
 
@@ -473,7 +452,7 @@ def load_job_settings(file: Path, overrides: Sequence[Override] = (), text: str 
         ConfigurationError: The file or an override is invalid.
     """
     document = read_document(file, example="rounds: 40", text=text)
-    for key in CoordinatorSettings.model_fields:
+    for key in CoordinatorSettings.names:
         if key in document.values:
             raise ConfigurationError(
                 f"{document.place((key,))}: {key} is a key of the whole fleet; expected the keys of a job "
@@ -486,8 +465,8 @@ CoordinatorSettingsT = TypeVar("CoordinatorSettingsT", bound=CoordinatorSettings
 
 
 def _resolved(settings: CoordinatorSettingsT, file: Path) -> CoordinatorSettingsT:
-    return settings.model_copy(
-        update={
+    return settings.with_values(
+        {
             "state_dir": resolve(settings.state_dir, file),
             "keys_dir": resolve(settings.keys_dir, file),
             "members_dir": resolve(settings.members_dir, file),

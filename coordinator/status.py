@@ -11,9 +11,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 from dpagent.clock import Clock
+from dpagent.schema.base import read_json
+from dpagent.schema.json_values import json_of
+from dpagent.schema.problems import SchemaError
 from dpagent.status_file import Presence, Program, StatusPlace, presence_of, read_status_file
 
 log = logging.getLogger(__name__)
@@ -53,8 +54,6 @@ class Status:
         program: the coordinator.
     """
 
-    __pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False)
-
     link: Link
     broker: str
     since: float
@@ -77,9 +76,6 @@ class Status:
             now: Unix time.
         """
         return now > self.written_at + _LATE_S
-
-
-_STATUS: TypeAdapter[Status] = TypeAdapter(Status)
 
 
 class StatusFile:
@@ -127,7 +123,7 @@ class StatusFile:
             written_at=self._clock.unix(), program=self._program,
         )  # fmt: skip
         try:
-            self._place.write(_STATUS.dump_json(self._status))
+            self._place.write(json_of(self._status))
         except OSError as error:
             if not self._has_failed:
                 log.warning("the page and `coordinator status` do not see what this program does: %s", error)
@@ -142,6 +138,6 @@ def read_status(state_dir: Path) -> Status | None:
     """
     data = read_status_file(state_dir)
     try:
-        return None if data is None else _STATUS.validate_json(data)
-    except ValidationError:
+        return None if data is None else read_json(Status, data)
+    except SchemaError:
         return None  # Torn by a power cut, or of another version.

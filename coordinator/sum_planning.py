@@ -119,7 +119,7 @@ class SumPlanning:
             if cap.kind == "published":
                 cap_terms = published_terms(settings)
             else:
-                cap_terms = CapTerms(**cap.model_dump(exclude={"allow_unproven"}))
+                cap_terms = CapTerms(**cap.as_dict(exclude={"allow_unproven"}))
         release = NoisySumTerms(
             kind="noisy-sum",
             mechanism=MechanismTerms(
@@ -140,7 +140,7 @@ class SumPlanning:
                 local_learning_rate=privacy.local_learning_rate,
             ),
             projection=self._projection(),
-            augmentation=None if augmentation is None else AugmentationTerms(**augmentation.model_dump()),
+            augmentation=None if augmentation is None else AugmentationTerms(**augmentation.as_dict()),
             cap=cap_terms,
             step=mechanism.wire_step,
         )

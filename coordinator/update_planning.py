@@ -153,7 +153,7 @@ def update_terms(
         count_weight=clipping.count_weight,
         largest=largest,
         expected_devices=settings.devices,
-        training=TrainingTerms(**settings.privacy.local_training.model_dump()),
+        training=TrainingTerms(**settings.privacy.local_training.as_dict()),
     )
     block = -(-mechanism.dimension // settings.fragments_per_update)
     return terms, WireTerms(block=block, bytes=packed_bytes(block, update_width(largest)))

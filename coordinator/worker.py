@@ -247,7 +247,7 @@ class Worker:
         with self._database.errors():
             queued = next(each for each in jobs_in(self._database) if each.number == current.job)
         # How many devices there are is the coordinator's word, whatever stands in this machine's file.
-        settings = queued.settings_in(self._settings.model_copy(update={"devices": current.devices}))
+        settings = queued.settings_in(self._settings.with_values({"devices": current.devices}))
         intake = Intake(
             settings,
             queued.job.id,

@@ -13,13 +13,11 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import annotated_types
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-
 from agent.profile import Profile
 from agent.settings import AgentSettings
 from coordinator.settings import CoordinatorSettings, JobSettings
+from dpagent.schema.base import REQUIRED, Field, Schema, fields_of
+from dpagent.schema.limits import Limits
 from mixer.settings import MixerSettings
 
 PAGE = Path(__file__).with_name("configuration.md")
@@ -63,7 +61,7 @@ The programs of `dpagent demo` have their files alone. Without `--config`, a com
 `DPAGENT_CONFIG` names, else the one in the working directory, else the one in `/etc/dpagent`.
 """
 
-_FILES: list[tuple[str, str, type[BaseModel]]] = [
+_FILES: list[tuple[str, str, type[Schema]]] = [
     (
         "agent.yaml",
         "The integrator's settings for one device (`dpagent run --config agent.yaml`).",
@@ -89,11 +87,11 @@ _FILES: list[tuple[str, str, type[BaseModel]]] = [
 ]
 
 
-def attribute_docstrings(schema: type[BaseModel]) -> dict[str, str]:
+def attribute_docstrings(schema: type[Schema]) -> dict[str, str]:
     """The string under each field in the source of ``schema`` and what it derives from."""
     found: dict[str, str] = {}
     for base in schema.__bases__:
-        if issubclass(base, BaseModel) and base is not BaseModel:
+        if issubclass(base, Schema) and base is not Schema:
             found |= attribute_docstrings(base)
     body = ast.parse(textwrap.dedent(inspect.getsource(schema))).body[0]
     assert isinstance(body, ast.ClassDef)
@@ -108,7 +106,7 @@ def attribute_docstrings(schema: type[BaseModel]) -> dict[str, str]:
     return found
 
 
-def type_name(field: FieldInfo) -> str:
+def type_name(field: Field) -> str:
     """The type and range of a field, as a person writes it."""
     return f"{_named(field.annotation)} {limits(field)}".strip()
 
@@ -137,36 +135,42 @@ def _shown(default: Any) -> str:
     return f"`[{', '.join(map(str, default))}]`" if isinstance(default, tuple) else f"`{default}`"
 
 
-def limits(field: FieldInfo) -> str:
+def limits(field: Field) -> str:
     """The range of a number, in interval notation."""
     low, high, left, right = "-∞", "∞", "(", ")"
-    for rule in field.metadata:
-        match rule:
-            case annotated_types.Gt(gt=bound):
-                low, left = f"{bound:g}", "("
-            case annotated_types.Ge(ge=bound):
-                low, left = f"{bound:g}", "["
-            case annotated_types.Lt(lt=bound):
-                high, right = f"{bound:g}", ")"
-            case annotated_types.Le(le=bound):
-                high, right = f"{bound:g}", "]"
+    rules = get_args(field.annotation)[1:] if get_origin(field.annotation) is Annotated else ()
+    for rule in rules:
+        if not isinstance(rule, Limits):
+            continue
+        if rule.gt is not None:
+            low, left = f"{rule.gt:g}", "("
+        if rule.ge is not None:
+            low, left = f"{rule.ge:g}", "["
+        if rule.lt is not None:
+            high, right = f"{rule.lt:g}", ")"
+        if rule.le is not None:
+            high, right = f"{rule.le:g}", "]"
     return "" if (low, high) == ("-∞", "∞") else f"in {left}{low}, {high}{right}"
 
 
-def rows(schema: type[BaseModel], prefix: str = "") -> list[str]:
+def rows(schema: type[Schema], prefix: str = "") -> list[str]:
     """One table row a key, sections flattened to dotted keys."""
     notes = attribute_docstrings(schema)
     result = []
-    for name, field in schema.model_fields.items():
-        section = next((part for part in _parts(field.annotation) if issubclass(part, BaseModel)), None)
+    for name, field in fields_of(schema).items():
+        section = next((part for part in _parts(field.annotation) if issubclass(part, Schema)), None)
         if section is not None:
             inner = rows(section, f"{prefix}{name}.")
-            optional = not field.is_required() and field.default is None
+            optional = field.default is None
             note = f"required with `{prefix}{name}`"
             result += [row.replace("| required |", f"| {note} |") for row in inner] if optional else inner
             continue
         default = (
-            "required" if field.is_required() else "none" if field.default is None else _shown(field.default)
+            "required"
+            if field.default is REQUIRED
+            else "none"
+            if field.default is None
+            else _shown(field.default)
         )
         result.append(f"| `{prefix}{name}` | {type_name(field)} | {default} | {notes.get(name, '')} |")
     return result

@@ -83,7 +83,7 @@ def _plain(value: Any) -> Any:
 
 
 def _vector(about: str, topic: str, message: Message | Layout, **more: Any) -> dict[str, Any]:
-    fields = message.model_dump() if isinstance(message, Message) else asdict(message)  # type: ignore[call-overload]
+    fields = message.as_dict() if isinstance(message, Message) else asdict(message)  # type: ignore[call-overload]
     shown = {"message": _plain(fields), "bytes": encode(message).hex()}
     return {"description": about, "topic": topic, **shown, **more}
 

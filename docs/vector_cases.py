@@ -26,7 +26,7 @@ _FILLED = np.array([1, 0, -7, 7])
 
 
 def _plans() -> Iterator[Case]:
-    plan, body, envelope = PLAN.model_dump(), encode(PLAN), SIGNER.sign(PLAN, "plan")
+    plan, body, envelope = PLAN.as_dict(), encode(PLAN), SIGNER.sign(PLAN, "plan")
     count, items = body[0], body[1:]
     more = bytes([count + 1])
     round_ = cbor2.dumps("round")

@@ -87,30 +87,30 @@ def make_plan(spec: ModelSpec = _TINY, **changes: Any) -> Plan:
         "cap": {"kind": "none", "where": "coordinator", "regularisation": 0.5, "floor": 0.01},
         "step": 1,
     } | changes  # fmt: skip
-    tried = Plan.model_validate(values | {"release": release, "wire": {"block": 4, "bytes": 64}})
+    tried = Plan.checked(values | {"release": release, "wire": {"block": 4, "bytes": 64}})
     mechanism = RoundTask.of(tried).release.mechanism
     size = payload_bytes(4, mechanism.wire_bits(release["sampling"]["expected_lot"]))
     release["step"] = mechanism.wire_step
-    return Plan.model_validate(values | {"release": release, "wire": {"block": 4, "bytes": size}})
+    return Plan.checked(values | {"release": release, "wire": {"block": 4, "bytes": size}})
 
 
 def laplace_plan(name: str, cap: dict[str, Any], noise: list[float], **parameters: int) -> Plan:
     """A plan for noise that a cap takes part in drawing."""
-    release = PLAN.release.model_dump() | {
+    release = PLAN.release.as_dict() | {
         "mechanism": {
             "name": name, "noise_multipliers": noise, "parameters": {"resolution": 1 << 20} | parameters,
         },
         "cap": cap, "step": 1,
     }  # fmt: skip
-    return Plan.model_validate(PLAN.model_dump() | {"method": "incrementing", "release": release})
+    return Plan.checked(PLAN.as_dict() | {"method": "incrementing", "release": release})
 
 
 PLAN = make_plan()
-MIXED_PLAN = PLAN.model_copy(update={"mixer": MIXER.public_key})
+MIXED_PLAN = PLAN.with_values({"mixer": MIXER.public_key})
 PLANS = {
     "round 2 of 3: one clip norm, no assets": PLAN,
     "the same through a mixer": MIXED_PLAN,
-    "the job is over": PLAN.model_copy(update={"round": 3, "state": "finished"}),
+    "the job is over": PLAN.with_values({"round": 3, "state": "finished"}),
     "a first round that asks for second moments": make_plan(
         _PROJECTED, round=1, projection={"values": 3, "record_norm": 1.5}
     ),
@@ -144,8 +144,8 @@ PLANS = {
         [0.36, 0.25, 0.19],
     ),
 }  # fmt: skip
-REPORTS_PLAN = Plan.model_validate(
-    PLAN.model_dump()
+REPORTS_PLAN = Plan.checked(
+    PLAN.as_dict()
     | {
         "method": "ldp-fl",
         "release": {
@@ -158,8 +158,8 @@ REPORTS_PLAN = Plan.model_validate(
 )  # fmt: skip
 REPORTS = [[1, 3, 0, 1], [0, 2, 1, 3]]
 """Of two devices, 2·place + bit each, of groups of 1, 2, 1 and 2 weights."""
-CLIPPED_PLAN = Plan.model_validate(
-    PLAN.model_dump()
+CLIPPED_PLAN = Plan.checked(
+    PLAN.as_dict()
     | {
         "method": "central",
         "release": {
@@ -174,14 +174,12 @@ CLIPPED_PLAN = Plan.model_validate(
         "wire": {"block": 4, "bytes": 7},
     }
 )  # fmt: skip
-COUNTED_PLAN = CLIPPED_PLAN.model_copy(
-    update={"release": CLIPPED_PLAN.release.model_copy(update={"count_weight": 0.5})}
-)
+COUNTED_PLAN = CLIPPED_PLAN.with_values({"release": CLIPPED_PLAN.release.with_values({"count_weight": 0.5})})
 _LARGEST = 1_027 + 8 * 4_108 + 1
-NOISY_PLAN = Plan.model_validate(
-    COUNTED_PLAN.model_dump()
+NOISY_PLAN = Plan.checked(
+    COUNTED_PLAN.as_dict()
     | {
-        "release": COUNTED_PLAN.release.model_dump()
+        "release": COUNTED_PLAN.release.as_dict()
         | {
             "largest": _LARGEST,
             "device_noise": {

@@ -1,6 +1,6 @@
 """YAML files checked against a schema, with errors that name file, line and key.
 
-The schema is a pydantic model, which also generates the reference page. Variables of the environment and
+The schema (:mod:`dpagent.schema`) also generates the reference page. Variables of the environment and
 options stand over the file (:mod:`dpagent.overrides`); an error in one of their values names them.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
-from dpagent.errors import ConfigurationError, ParameterError
+from dpagent.errors import ConfigurationError
 from dpagent.overrides import Overridden, Override, keys_of, overlaid, overridden, successor
-from dpagent.settings import SettingsT, WithheldError
-from dpagent.wording import counted, named
-from dpagent.yaml_file import Document, Location, dotted, read_document
+from dpagent.schema.base import Schema
+from dpagent.schema.problems import Fault, Location, Problem, SchemaError
+from dpagent.settings import SettingsT
+from dpagent.wording import named
+from dpagent.yaml_file import Document, dotted, read_document
 
 
 def load_settings(
@@ -49,85 +49,12 @@ def load_settings(
     made = overridden(schema, overlaid(base or {}, document.values), overrides)
     problems = made.problems
     try:
-        settings = schema.model_validate(made.values)
-    except ValidationError as error:
-        problems += [
-            _sentence(document, made, problem, schema) for problem in error.errors(include_url=False)
-        ]
+        settings = schema.checked(made.values)
+    except SchemaError as error:
+        problems += [_sentence(document, made, problem, schema) for problem in error.problems]
     if problems:
         raise ConfigurationError("\n".join(problems))
     return settings
-
-
-_EXPECTED: Final = {
-    "greater_than": "a number above {gt}",
-    "greater_than_equal": "a number of at least {ge}",
-    "less_than": "a number below {lt}",
-    "less_than_equal": "a number of at most {le}",
-    "finite_number": "a finite number",
-    "literal_error": "{expected}",
-    "missing": "a value",
-    "path_type": "a path",
-    "string_pattern_mismatch": "text of the pattern {pattern}",
-    "string_too_long": "text of at most {most_characters}",
-    "string_too_short": "text of at least {least_characters}",
-    "too_long": "a list of at most {max_length}",
-    "too_short": "a list of at least {min_length}",
-}
-_KINDS: Final = {
-    "bool": "true or false",
-    "dict": "keys and values",
-    "float": "a number",
-    "int": "a whole number",
-    "list": "a list",
-    "model": "keys and values",
-    "string": "text",
-    "tuple": "a list",
-}
-_RANGES: Final = frozenset(
-    {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"}
-)
-_MOST_SHOWN: Final = 80
-
-
-def is_out_of_range(problem: Mapping[str, Any]) -> bool:
-    """Whether a problem that pydantic found is a number that is too small, too large or not finite."""
-    return problem["type"] in _RANGES or isinstance(problem.get("ctx", {}).get("error"), ParameterError)
-
-
-def complaint(problem: Mapping[str, Any]) -> str:
-    """A problem that pydantic found with a value, in words that need no knowledge of pydantic.
-
-    The one place that turns the library's error types into sentences, for files, options and databases.
-
-    Args:
-        problem: One of ``ValidationError.errors()``, with or without its input.
-
-    Returns:
-        For example ``got 0; expected a number of at least 1``, without a full stop. A check of our own has
-        its own words.
-    """
-    value = problem.get("input")
-    shown = repr(value)
-    if len(shown) > _MOST_SHOWN:
-        shown = f"{shown[:_MOST_SHOWN]}…"
-    # The input of a check across keys is the whole section: do not repeat it.
-    came = "" if "input" not in problem or isinstance(value, dict) else f"got {shown}; "
-    if problem["type"] in ("value_error", "assertion_error"):
-        error = problem["ctx"]["error"]
-        text = str(error).rstrip(".")
-        return text if repr(value) in text or isinstance(error, WithheldError) else came + text
-    return f"{came}expected {_expected(problem['type'], problem.get('ctx', {}), str(problem['msg']))}"
-
-
-def _expected(kind: str, limits: Mapping[str, Any], message: str) -> str:
-    if kind in _EXPECTED:
-        words = {name: f"{value:g}" for name, value in limits.items() if isinstance(value, float)}
-        words["least_characters"] = counted(limits.get("min_length", 0), "character")
-        words["most_characters"] = counted(limits.get("max_length", 0), "character")
-        return _EXPECTED[kind].format(**{**limits, **words})
-    # int_type, int_parsing, int_from_float, … all come from the same expectation.
-    return _KINDS.get(kind.partition("_")[0]) or message.removeprefix("Input should be ").rstrip(".")
 
 
 def resolve(path: Path, file: Path) -> Path:
@@ -186,43 +113,28 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any], section:
     return changes
 
 
-def _first_key(schema: type[BaseModel]) -> str:
-    return next(iter(schema.model_fields))
+def _first_key(schema: type[Schema]) -> str:
+    return schema.names[0]
 
 
-def _sentence(document: Document, made: Overridden, problem: Any, schema: type[BaseModel]) -> str:
-    known = _in_values(tuple(problem["loc"]), made.values)
-    kind = problem["type"]
-    where = f"{_place(document, made, known, is_missing=kind == 'missing')}: "
-    match kind:
-        case "extra_forbidden":
+def _sentence(document: Document, made: Overridden, problem: Problem, schema: type[Schema]) -> str:
+    key = problem.location
+    is_missing = problem.fault is Fault.MISSING
+    where = f"{_place(document, made, key[:-1] if is_missing else key, is_missing=is_missing)}: "
+    match problem.fault:
+        case Fault.UNKNOWN:
             keys = keys_of(schema)
-            if now := successor(known, keys):
-                return f"{where}{dotted(known)}: unknown key. {now} took its place."
-            choices = ", ".join(key[-1] for key in keys if key[:-1] == known[:-1])
-            return f"{where}{dotted(known)}: unknown key." + (
+            if now := successor(key, keys):
+                return f"{where}{dotted(key)}: unknown key. {now} took its place."
+            choices = ", ".join(each[-1] for each in keys if each[:-1] == key[:-1])
+            return f"{where}{dotted(key)}: unknown key." + (
                 f" Expected one of: {choices}." if choices else ""
             )
-        case "missing":
-            return f"{where}{dotted((*known, problem['loc'][-1]))}: this key is missing."
+        case Fault.MISSING:
+            return f"{where}{dotted(key)}: this key is missing."
         case _:
-            key = f"{dotted(known)}: " if known else ""
-            return f"{where}{key}{complaint(problem)}."
-
-
-def _in_values(location: Location, values: Mapping[str, Any]) -> Location:
-    """A location of pydantic's as it is in the values, which have no tags of discriminated unions."""
-    known: Location = ()
-    place: Any = values
-    for part in location:
-        if (isinstance(place, Mapping) and part in place) or (
-            isinstance(place, Sequence)
-            and not isinstance(place, str)
-            and isinstance(part, int)
-            and part < len(place)
-        ):
-            known, place = (*known, part), place[part]  # type: ignore[index]
-    return known
+            named = f"{dotted(key)}: " if key else ""
+            return f"{where}{named}{problem.complaint()}."
 
 
 def _place(document: Document, made: Overridden, known: Location, *, is_missing: bool) -> str:

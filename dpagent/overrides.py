@@ -14,11 +14,11 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
-
 from dpagent.errors import ConfigurationError, UsageError
 from dpagent.former_keys import FORMER_KEYS
-from dpagent.yaml_file import Location, dotted, read_value
+from dpagent.schema.base import Schema, fields_of
+from dpagent.schema.problems import Location
+from dpagent.yaml_file import dotted, read_value
 
 PREFIX: Final = "DPAGENT_"
 _OF_KUBERNETES: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT|PORT)(_\w+)?$")
@@ -88,9 +88,7 @@ def without_overrides(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
 
 
-def overridden(
-    schema: type[BaseModel], values: Mapping[str, Any], overrides: Sequence[Override]
-) -> Overridden:
+def overridden(schema: type[Schema], values: Mapping[str, Any], overrides: Sequence[Override]) -> Overridden:
     """Lay overrides over the values of a file.
 
     Args:
@@ -139,14 +137,14 @@ def overlaid(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
     return both
 
 
-def keys_of(schema: type[BaseModel], section: tuple[str, ...] = ()) -> dict[tuple[str, ...], list[Any]]:
+def keys_of(schema: type[Schema], section: tuple[str, ...] = ()) -> dict[tuple[str, ...], list[Any]]:
     """All keys of a schema, sections too, with the types that each may have."""
     found: dict[tuple[str, ...], list[Any]] = {}
-    for name, field in schema.model_fields.items():
+    for name, field in fields_of(schema).items():
         kinds = list(_kinds(field.annotation))
         found.setdefault((*section, name), []).extend(kinds)
         for kind in kinds:
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
+            if isinstance(kind, type) and issubclass(kind, Schema):
                 for key, below in keys_of(kind, (*section, name)).items():
                     found.setdefault(key, []).extend(below)
     return found

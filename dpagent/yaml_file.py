@@ -7,14 +7,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import yaml
 
 from dpagent.errors import ConfigurationError
-
-Location: TypeAlias = tuple[int | str, ...]
-"""Keys and list indices, from the outermost on."""
+from dpagent.schema.problems import Location
 
 _MOST_CHARACTERS = 1_000_000
 _SHORT = 4_000

@@ -165,7 +165,7 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
         learning_rate = learning_rate_for(
             outlook.signal_to_noise, rounds, clip_norm / stretch, preset.momentum
         )
-    settings = settings.model_copy(update={"learning_rate": learning_rate})
+    settings = settings.with_values({"learning_rate": learning_rate})
     return _cut_into_fragments(settings, job, spec), outlook
 
 
@@ -177,7 +177,7 @@ def _cut_into_fragments(settings: RunSettings, job: Job, spec: ModelSpec) -> Run
         PlanError: Devices would decline a round.
     """
     needed = trial_planner(fleet_settings(settings), spec, job).fragments_needed()
-    settings = settings.model_copy(update={"fragments_per_update": max(_FEWEST_FRAGMENTS, needed)})
+    settings = settings.with_values({"fragments_per_update": max(_FEWEST_FRAGMENTS, needed)})
     trial_planner(fleet_settings(settings), spec, job).require_acceptable()
     return settings
 

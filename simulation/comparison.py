@@ -41,9 +41,9 @@ def requests_by_method(request: Request, methods: Sequence[str], state_dir: Path
             f"{state_dir} holds the run of one method. Give another {named('state_dir')}, or leave out "
             f"{named('compare')}."
         )
-    requests = {method: request.model_copy(update={"method": method}) for method in methods}
+    requests = {method: request.with_values({"method": method}) for method in methods}
     devices = max(each.devices or preset_of(each).devices for each in requests.values())
-    return {method: each.model_copy(update={"devices": devices}) for method, each in requests.items()}
+    return {method: each.with_values({"devices": devices}) for method, each in requests.items()}
 
 
 def bounds_of(record: RunRecord, scopes: Sequence[Scope]) -> list[float | None]:

@@ -5,41 +5,41 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, Field, field_serializer, model_validator
-
 from dpagent.errors import ParameterError
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.privacy.mechanisms.registry import mechanism_of
 from dpagent.privacy.methods import DEFAULT_METHOD, method_named
+from dpagent.schema.base import rule
+from dpagent.schema.limits import After, Limits
 from dpagent.settings import Settings
 from dpagent.transport.settings import broker_url
 from dpagent.wording import counted
 
 KnownData: TypeAlias = Literal["digits", "mnist"]
 """Data that have settings of their own."""
-Devices: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
-Rounds: TypeAlias = Annotated[int, Field(ge=1, le=5000)]
-Epsilon: TypeAlias = Annotated[float, Field(gt=0, le=1000)]
-Delta: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
+Devices: TypeAlias = Annotated[int, Limits(ge=1, le=1_000_000)]
+Rounds: TypeAlias = Annotated[int, Limits(ge=1, le=5000)]
+Epsilon: TypeAlias = Annotated[float, Limits(gt=0, le=1000)]
+Delta: TypeAlias = Annotated[float, Limits(gt=0, lt=1)]
 ScheduleKind: TypeAlias = Literal["incrementing", "uniform", "linear"]
-ScheduleStep: TypeAlias = Annotated[float, Field(ge=0, le=0.99)]
-SamplingRate: TypeAlias = Annotated[float, Field(gt=0, le=1)]
-ClipNorm: TypeAlias = Annotated[float, Field(ge=1e-6, le=1e6)]
+ScheduleStep: TypeAlias = Annotated[float, Limits(ge=0, le=0.99)]
+SamplingRate: TypeAlias = Annotated[float, Limits(gt=0, le=1)]
+ClipNorm: TypeAlias = Annotated[float, Limits(ge=1e-6, le=1e6)]
 ClippingKind: TypeAlias = Literal["whole", "layers", "quantile"]
-LearningRate: TypeAlias = Annotated[float, Field(gt=0, le=1000)]
+LearningRate: TypeAlias = Annotated[float, Limits(gt=0, le=1000)]
 CapKind: TypeAlias = Literal["clamp", "none", "bounded", "published"]
 CapPlace: TypeAlias = Literal["coordinator", "device"]
 EngineKind: TypeAlias = Literal["auto", "numpy", "onnx"]
-Jitter: TypeAlias = Annotated[float, Field(ge=0, le=3600)]
-Seed: TypeAlias = Annotated[int, Field(ge=0)]
+Jitter: TypeAlias = Annotated[float, Limits(ge=0, le=3600)]
+Seed: TypeAlias = Annotated[int, Limits(ge=0)]
 
 
 def _absolute(settings: DatasetSettings) -> DatasetSettings:
     """With a path that is the same from wherever a run goes on."""
-    return settings.model_copy(update={"path": settings.path.absolute()})
+    return settings.with_values({"path": settings.path.absolute()})
 
 
-Records: TypeAlias = Annotated[DatasetSettings, AfterValidator(_absolute)]
+Records: TypeAlias = Annotated[DatasetSettings, After(_absolute)]
 
 
 class DataSelection(Settings):
@@ -51,36 +51,40 @@ class DataSelection(Settings):
     """Data of one's own, as in ``agent.yaml``; None for the digits."""
     test: Records | None = None
     """Test data of their own."""
-    test_share: Annotated[float, Field(gt=0, le=0.9)] | None = None
+    test_share: Annotated[float, Limits(gt=0, le=0.9)] | None = None
     """Share of the records held out; None takes the test half that data bring, else a fifth."""
     split: Literal["iid", "dirichlet", "class", "file"] = "iid"
     """How records come to devices."""
-    alpha: Annotated[float, Field(ge=1e-3, le=1e6)] = 0.5
+    alpha: Annotated[float, Limits(ge=1e-3, le=1e6)] = 0.5
     """``dirichlet``: small for devices that differ much."""
-    classes_per_device: Annotated[int, Field(ge=1)] = 2
+    classes_per_device: Annotated[int, Limits(ge=1)] = 2
     """``class``: shards of the sorted records that a device gets."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _digits_unless_told(cls, values: Any) -> Any:
+    def prepared(cls, values: Any) -> Any:
+        """With the digits, where no data of one's own are named."""
         if isinstance(values, dict) and values.get("train") is None:
             return {"dataset": "digits"} | {key: value for key, value in values.items() if value is not None}
         return values
 
-    @model_validator(mode="after")
-    def _is_possible(self) -> DataSelection:
+    @rule
+    def _is_possible(self) -> None:
         if (self.train is None) != (self.dataset == "digits"):
             raise ValueError(f"dataset {self.dataset} and train do not go together: only digits are bundled")
         if self.train is None and (self.test is not None or self.test_share is not None):
             raise ValueError("the digits have a test half of their own; test and test_share go with train")
         if self.test is not None and self.test_share is not None:
             raise ValueError("test and test_share exclude each other; expected one of them")
-        return self
 
-    @field_serializer("train", "test")
-    def _as_given(self, settings: DatasetSettings | None) -> dict[str, Any] | None:
-        """The values that were set, without defaults: a command that reads such data has no other options."""
-        return None if settings is None else settings.model_dump(mode="json", exclude_unset=True)
+    def as_dict(self, **how: Any) -> dict[str, Any]:
+        """As of the base. Of data of one's own, the values that were set alone: a command that reads them has
+        no other options."""
+        made = super().as_dict(**how)
+        return made | {
+            key: getattr(self, key).as_dict(only_given=True)
+            for key in ("train", "test")
+            if made.get(key) is not None
+        }
 
     @property
     def name(self) -> str:
@@ -108,7 +112,7 @@ class Request(Settings):
     """
 
     data: DataSelection = DataSelection()
-    model: Annotated[str, Field(min_length=1)] | None = None
+    model: Annotated[str, Limits(min_length=1)] | None = None
     """A built-in model or the path of a model file; None takes one that fits the data."""
     devices: Devices | None = None
     rounds: Rounds | None = None
@@ -150,13 +154,12 @@ class Request(Settings):
     jitter_window_s: Jitter | None = None
     """Over which an agent spreads its fragments."""
 
-    @model_validator(mode="after")
-    def _method_is_known(self) -> Request:
+    @rule
+    def _method_is_known(self) -> None:
         try:
             mechanism_of(method_named(self.method), self.noise)
         except ParameterError as error:
             raise ValueError(str(error)) from error
-        return self
 
 
 STARTED_BROKERS: Final = ("auto", "embedded", "mosquitto")
@@ -173,13 +176,13 @@ def _broker(choice: str) -> str:
 class BrokerRequest(Settings):
     """Which broker a fleet uses."""
 
-    broker: Annotated[str, AfterValidator(_broker)] = "auto"
+    broker: Annotated[str, After(_broker)] = "auto"
     """``auto``, ``embedded``, ``mosquitto``, or the URL of one that runs: ``mqtt://host:port``."""
-    broker_port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    broker_port: Annotated[int, Limits(ge=0, le=65_535)] = 0
     """TCP port of a broker that is started; 0 takes a free one."""
     mqtt_username: str | None = None
     """For a URL."""
-    mqtt_password_file: Annotated[Path, Field(strict=False)] | None = None
+    mqtt_password_file: Path | None = None
     """For a URL."""
 
 

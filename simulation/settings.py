@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar
 
-from pydantic import ValidationError
-
-from dpagent.configuration import changed_settings, complaint
+from dpagent.configuration import changed_settings
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.declared import DType
 from dpagent.learning.data.input_form import InputForm
@@ -18,6 +16,8 @@ from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.mechanisms.published import PublishedLaplace
 from dpagent.privacy.mechanisms.registry import mechanism_of
 from dpagent.privacy.methods import method_named
+from dpagent.schema.json_values import json_values
+from dpagent.schema.problems import SchemaError
 from dpagent.settings import Settings
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import named
@@ -166,7 +166,7 @@ class RunSettings(Settings):
         """
         with disk_errors(state_dir):
             state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        text = json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False)
+        text = json.dumps(json_values(self), indent=2, ensure_ascii=False)
         write_atomically(state_dir / self.FILE, f"{text}\n".encode())
 
     def require_match(self, state_dir: Path) -> None:
@@ -178,7 +178,7 @@ class RunSettings(Settings):
         before = load_settings_of_run(state_dir, type(self))
         if before is None:
             return
-        changes = changed_settings(before.model_dump(mode="json"), self.model_dump(mode="json"))
+        changes = changed_settings(json_values(before), json_values(self))
         # What a request cannot name follows from what it can.
         asked = [each for each in changes if each.key.partition(".")[0] in _asked_for(type(self))]
         if changes:
@@ -201,7 +201,7 @@ def read_command(state_dir: Path) -> str:
 
 def _asked_for(kind: type[RunSettings]) -> set[str]:
     """The settings that a request can name."""
-    return {*Request.model_fields} | (kind.model_fields.keys() - RunSettings.model_fields.keys())
+    return {*Request.names} | ({*kind.names} - {*RunSettings.names})
 
 
 RunT = TypeVar("RunT", bound=RunSettings)
@@ -232,11 +232,11 @@ def load_settings_of_run(state_dir: Path, kind: type[RunT]) -> RunT | None:
             return None
         content = file.read_bytes()
     try:
-        return kind.model_validate_json(content)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(map(str, problem["loc"]))
+        return kind.from_json(content)
+    except SchemaError as error:
+        problem = error.first
+        where = problem.key
         raise ConfigurationError(
-            f"{file} is damaged, or of another version ({where}{': ' * bool(where)}{complaint(problem)}). "
+            f"{file} is damaged, or of another version ({where}{': ' * bool(where)}{problem.complaint()}). "
             f"Give {named('state_dir')} another directory."
         ) from error

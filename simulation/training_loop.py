@@ -169,7 +169,7 @@ def without_noise(fleet: FleetSettings) -> FleetSettings:
     """The settings of a job without noise: there is none to bound or to replace, and no price."""
     if fleet.cap.kind not in ("bounded", "published"):
         return fleet
-    return fleet.model_copy(update={"cap": fleet.cap.model_copy(update={"kind": "none"})})
+    return fleet.with_values({"cap": fleet.cap.with_values({"kind": "none"})})
 
 
 def exact_gradient(

@@ -106,7 +106,7 @@ def calm_settings(file: Path) -> AgentSettings:
     """The settings in an ``agent.yaml``, for an agent in this process."""
     profile = file.with_name("calm.yaml")
     profile.write_text(_CALM)
-    return load_agent_settings(file).model_copy(update={"profile": str(profile)})
+    return load_agent_settings(file).with_values({"profile": str(profile)})
 
 
 def agent_thread(file: Path, clock: MovableClock | None = None) -> Running:

@@ -14,7 +14,7 @@ from simulation.settings import DataForm, RunSettings
 
 def own(path: Path, *, reading: dict[str, Any] | None = None, **more: Any) -> DataSelection:
     """Data of one's own, and how they are read."""
-    train = DatasetSettings.model_validate({"path": path} | (reading or {}))
+    train = DatasetSettings.checked({"path": path} | (reading or {}))
     return DataSelection(train=train, **more)
 
 

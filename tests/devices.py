@@ -97,7 +97,7 @@ def started_trainer(settings: AgentSettings) -> Trainer:
 
 def worker_of(settings: AgentSettings, beside: ReadsRecords | None = None, **of_profile: Any) -> Worker:
     """A training process of a PC, with its looks."""
-    profile = load_profile("generic-x86-64").model_copy(update=of_profile)
+    profile = load_profile("generic-x86-64").with_values(of_profile)
     return Worker(settings, profile, Looks(settings.data, settings.state_dir, profile.niceness), beside)
 
 

@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from members import written
 
 from coordinator.authority import Authority, pem_of
-from dpagent.protocol.enrolment import CONFIRM_PATH, ConfirmAnswer, Invitation, json_of, new_secret
+from dpagent.protocol.enrolment import CONFIRM_PATH, ConfirmAnswer, Invitation, new_secret
+from dpagent.schema.json_values import json_of
 
 Answer = Callable[[ssl.SSLSocket], None]
 

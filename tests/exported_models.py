@@ -50,7 +50,7 @@ def write_model(
         "dpagent.epsilon_spent": "1.5",
         "dpagent.spent": json.dumps([{"epsilon": 1.5}]),
         **({} if names is None else {"dpagent.classes": json.dumps(list(names))}),
-        **({} if inputs is None else {"dpagent.inputs": InputForm.model_validate(inputs).text()}),
+        **({} if inputs is None else {"dpagent.inputs": InputForm.checked(inputs).text()}),
         **changes,
     }
     spec, weights = linear(shape, classes)

@@ -104,7 +104,7 @@ def report_plan(
     values["release"] = merged(values["release"], release or {})
     width = report_width(values["model"]["parameters"], coordinates)
     values["wire"] = {"block": block, "bytes": packed_bytes(block, width)}
-    return Plan.model_validate(values)
+    return Plan.checked(values)
 
 
 def published_plan(**changes: Any) -> Plan:
@@ -122,7 +122,7 @@ def published_plan(**changes: Any) -> Plan:
     values["release"] = merged(values["release"], release)
     values["release"]["cap"] = release["cap"]
     values["release"]["mechanism"] = release["mechanism"]
-    return Plan.model_validate(values)
+    return Plan.checked(values)
 
 
 def bounded_plan(*, noise_multiplier: float, bound_units: int, **changes: Any) -> Plan:
@@ -139,7 +139,7 @@ def bounded_plan(*, noise_multiplier: float, bound_units: int, **changes: Any) -
         },
         "step": 1,
     }  # fmt: skip
-    return Plan.model_validate(values)
+    return Plan.checked(values)
 
 
 def update_plan(
@@ -175,7 +175,7 @@ def update_plan(
         "training": {"steps": 3, "batch": 8, "learning_rate": 0.1},
     }  # fmt: skip
     values["wire"] = {"block": block, "bytes": packed_bytes(block, update_width(largest))}
-    return Plan.model_validate(values)
+    return Plan.checked(values)
 
 
 def room_for(block: int) -> int:
@@ -202,7 +202,7 @@ def terms(
 
 
 def make_plan(**changes: Any) -> Plan:
-    return Plan.model_validate(plan_values(**changes))
+    return Plan.checked(plan_values(**changes))
 
 
 def make_task(**changes: Any) -> RoundTask:

@@ -63,7 +63,7 @@ def open_images(
 ) -> Any:
     """Pictures; ``section`` holds keys of ``images``."""
     values = {key: list(value) if key == "size" else value for key, value in section.items()}
-    return open_as("images", path, half, classes, FORMATS["images"].section.model_validate(values))
+    return open_as("images", path, half, classes, FORMATS["images"].section.checked(values))
 
 
 def open_table(

@@ -202,10 +202,10 @@ def _derive(data: bytes, random_: random.Random) -> None:
     plan = decode(data, Plan)
     if random_.random() < 0.5:
         spec = from_description(read_cbor(plan.model.description))
-        terms = plan.model.model_copy(
-            update={"architecture": spec.digest(), "parameters": min(spec.parameter_count, 5 * 10**7)}
+        terms = plan.model.with_values(
+            {"architecture": spec.digest(), "parameters": min(spec.parameter_count, 5 * 10**7)}
         )
-        plan = plan.model_copy(update={"model": terms})
+        plan = plan.with_values({"model": terms})
     task = RoundTask.of(plan)
     _ = (task.release.events, task.schedule_digest, task.release.blocks)
     if task.spec.parameter_count <= _LONG:

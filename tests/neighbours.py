@@ -28,7 +28,7 @@ def opened_by_a_board(path: Path, kind: str, **declared: Any) -> Records:
     """The records at a path, as an agent opens them that is told what they are and knows no rows."""
     values = {"name": "mine", "path": path, "kind": kind, "max_records": 1_000} | declared
     state = Path(tempfile.mkdtemp(prefix="rows-", dir=path.parent))
-    settings = DataSettings.model_validate(values)
+    settings = DataSettings.checked(values)
     decode_here(settings, state)
     return Records(settings, state, decoded=True)
 

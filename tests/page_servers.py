@@ -109,9 +109,7 @@ class PageServer(PageClient):
     ) -> None:  # fmt: skip
         self._reserved = reserved_port()
         super().__init__(self._reserved.getsockname()[1], trusting)
-        self.settings = settings.model_copy(
-            update={"page": settings.page.model_copy(update={"port": self.port, **page})}
-        )
+        self.settings = settings.with_values({"page": settings.page.with_values({"port": self.port, **page})})
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, args=(directory, make_report))

@@ -27,7 +27,7 @@ for line in sys.stdin:
     Path("/proc/self/clear_refs").write_text("5")  # begins the peak anew
     before, found = status("VmRSS"), {}
     try:
-        settings = DatasetSettings.model_validate(json.loads(line))
+        settings = DatasetSettings.checked(json.loads(line))
         records = Unfailing(open_declared(settings), str)
         found["used"] = len(records)
         found["read"] = sum(len(labels) for _, labels in records.readable_batches())

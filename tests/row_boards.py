@@ -21,7 +21,7 @@ class Board:
         self.root, self.state = folder / "data", folder / "state"
         for each in (self.root, self.state):
             each.mkdir(exist_ok=True)
-        self.settings = DataSettings.model_validate(
+        self.settings = DataSettings.checked(
             {"name": "mine", "path": self.root, "classes": 3, "max_records": 8} | declared
         )
         self.store = RowStore(self.state, self.settings)

@@ -46,7 +46,7 @@ def record_of(devices: int = 5, rounds: int = 30, fragments: int = 16) -> RunRec
     sent = devices * rounds * fragments
     settings, outlook = settled_for(devices)
     return RunRecord(
-        settings=settings.model_copy(update={"rounds": rounds}),
+        settings=settings.with_values({"rounds": rounds}),
         notes=RunNotes(
             broker="amqtt", seconds=187.3, agent_peak_mib=71.4, coordinator_peak_mib=143.2, restarts=1,
             finished=True,
@@ -78,7 +78,7 @@ def record_of(devices: int = 5, rounds: int = 30, fragments: int = 16) -> RunRec
 
 
 def with_settings(record: RunRecord, **changes: Any) -> RunRecord:
-    settings = record.settings.model_copy(update=changes)
+    settings = record.settings.with_values(changes)
     if {"method", "noise"} & {*changes}:
         own = settings.mechanism.job_statement(record.epsilon, settings.delta)
         record = replace(record, columns=(own,))

@@ -12,7 +12,6 @@ import yaml
 from fleets import agent_values, fleet_values
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from agent.profile import Profile
 from agent.settings import AgentSettings, load_agent_settings
@@ -22,10 +21,11 @@ from dpagent.errors import ConfigurationError, UsageError
 from dpagent.former_keys import FORMER_KEYS
 from dpagent.overrides import keys_of, overridden, overrides_of, variable_of
 from dpagent.protocol.signing import Signer
+from dpagent.schema.base import Schema
 from mixer.settings import MixerSettings
 
 KEY = Signer(bytes(range(32)), "testers").public_key
-SCHEMAS: list[type[BaseModel]] = [AgentSettings, FleetSettings, MixerSettings]
+SCHEMAS: list[type[Schema]] = [AgentSettings, FleetSettings, MixerSettings]
 
 
 def agent_file(directory: Path, **changes: Any) -> Path:
@@ -100,7 +100,7 @@ def test_layers_are_one_file_in_which_the_strongest_stands(layers: dict[str, Any
         overrides = overrides_of(environment, options)
         settings = load_agent_settings(layered, overrides)
         assert settings == load_agent_settings(one)
-        assert settings.limits.model_fields_set == load_agent_settings(one).limits.model_fields_set
+        assert settings.limits.given == load_agent_settings(one).limits.given
     sources = overridden(AgentSettings, in_file, overrides).sources
     for key, source in strongest.items():
         place = tuple(key.split("."))
@@ -122,7 +122,7 @@ def _at(values: Any, place: tuple[str, ...]) -> Any:
     ),
 )
 def test_whatever_an_override_says_is_taken_or_refused_by_its_name(
-    place: tuple[type[BaseModel], tuple[str, ...]], text: str
+    place: tuple[type[Schema], tuple[str, ...]], text: str
 ) -> None:
     schema, key = place
     variable = variable_of(key)
@@ -140,7 +140,7 @@ def test_whatever_an_override_says_is_taken_or_refused_by_its_name(
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_each_key_has_one_variable_and_each_variable_one_key(schema: type[BaseModel]) -> None:
+def test_each_key_has_one_variable_and_each_variable_one_key(schema: type[Schema]) -> None:
     keys = list(keys_of(schema))
     variables = [variable_of(key) for key in keys]
     assert len(set(variables)) == len(keys) > 10

@@ -73,8 +73,8 @@ def test_settings_are_named_as_yaml_has_them_unless_a_program_says_otherwise() -
 
 
 def test_no_sentence_of_the_library_names_a_setting_in_one_way_for_all() -> None:
-    sections = [known.section.model_fields for known in FORMATS.values()]
-    keys = {*DatasetSettings.model_fields, *itertools.chain(*sections)} - {"path", *FORMATS}
+    sections = [known.section.names for known in FORMATS.values()]
+    keys = {*DatasetSettings.names, *itertools.chain(*sections)} - {"path", *FORMATS}
     plain = re.compile(rf"(?<!`)`(?:(?:{'|'.join(FORMATS)})\.)?({'|'.join(keys)})(: [^`]*)?`(?!`)")
     assert plain.search("Set `csv.decimal: ','`")
     for file in (ROOT / "dpagent" / "learning").rglob("*.py"):

@@ -115,7 +115,7 @@ class Requests:
             "round": model.round,
             "input_shape": list(model.input_shape),
             "classes": list(model.class_names) or model.classes,
-            "inputs": self._form.model_dump(exclude_none=True),
+            "inputs": self._form.as_dict(only_set=True),
             "privacy": model.privacy or None,
         }
 

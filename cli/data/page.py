@@ -16,6 +16,7 @@ from dpagent.learning.data.declared import MAX_RECORDS
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.models.costs import features_mib
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.schema.json_values import json_values
 from dpagent.wording import counted
 
 _MOST_CLASSES: Final = 20
@@ -137,7 +138,7 @@ def _list(title: str, sentences: tuple[str, ...]) -> str:
 def declaration(declared: DatasetSettings, records: int, spec: ModelSpec | None) -> dict[str, Any]:
     """The section ``data`` of ``agent.yaml`` with which a board opens the same records, and has room for
     features."""
-    values = declared.model_dump(mode="json", exclude_unset=True)
+    values: dict[str, Any] = json_values(declared.as_dict(only_given=True))
     values = {"name": "my-records"} | values | {"path": os.path.normpath(declared.path.absolute())}
     if declared.max_records == MAX_RECORDS:
         values["max_records"] = _with_room(records)

@@ -10,6 +10,7 @@ from cli.options.rows import DATA
 from dpagent.learning.data.format import Format
 from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.schema.json_values import json_values
 from simulation.layout import Layout
 from simulation.notes import RunNotes
 
@@ -30,7 +31,7 @@ def predict_commands(train: DatasetSettings | None, notes: RunNotes, layout: Lay
     commands = [["dpagent", "predict", model, str(layout.test_file), "--summary"]]
     known = FORMATS.get(notes.kind)
     if train is not None and known is not None and known.example is not None:
-        values = train.model_dump(mode="json", exclude_unset=True)
+        values = json_values(train.as_dict(only_given=True))
         options = _options(values, known)
         commands.append(["dpagent", "predict", model, known.example, *options])
     return [shlex.join(command) for command in commands]
@@ -40,6 +41,6 @@ def _options(values: Mapping[str, Any], known: Format[Any]) -> list[str]:
     """The options that read new files as those of training were; the model itself says what a record is."""
     if known.form is None:
         return DATA.command_line(values, "shape")
-    in_model = {f"{known.kind}.{key}" for key in known.form.model_fields}
+    in_model = {f"{known.kind}.{key}" for key in known.form.names}
     rows = [row.setting for row in DATA.rows if row.setting.startswith(f"{known.kind}.")]
     return DATA.command_line(values, *(each for each in rows if each not in in_model | _OF_LABELS))

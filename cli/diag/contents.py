@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cli.config import settings_of
 from cli.diag.journal import Log
 from dpagent.errors import ConfigurationError, DpagentError
-from dpagent.json_values import finite
+from dpagent.schema.json_values import json_values
 from dpagent.wording import counted
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cli.configurations import Configuration
 
 LEFT_OUT: Final = "(left out)"
-_PACKAGES: Final = ("cbor2", "cryptography", "paho-mqtt", "pillow", "pydantic", "pyyaml", "typer")
+_PACKAGES: Final = ("cbor2", "cryptography", "paho-mqtt", "pillow", "pyyaml", "typer")
 """Besides those that compute."""
 _ACCOUNTS: Final = frozenset(
     f"{section}.{key}"
@@ -173,5 +173,5 @@ def _ledger(state_dir: Path) -> Part:
 
 
 def _json(name: str, values: Any, summary: str) -> Part:
-    text = json.dumps(finite(values), indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(json_values(values), indent=2, ensure_ascii=False, allow_nan=False)
     return Part(name, f"{text}\n", summary)

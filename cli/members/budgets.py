@@ -16,8 +16,8 @@ from cli.configurations import FleetConfig, coordinator_settings
 from cli.members.devices import DeviceArgument, JsonOption
 from cli.output import write_json
 from cli.tables import print_table
-from dpagent.json_values import finite
 from dpagent.notation import upwards
+from dpagent.schema.json_values import json_values
 from dpagent.wording import counted
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def list_budgets(config: FleetConfig = None, as_json: JsonOption = False) -> Non
              "granted": [total_values(total) for total in columns]}
             for device, columns in found
         ]  # fmt: skip
-        typer.echo(json.dumps(finite(values), indent=2))
+        typer.echo(json.dumps(json_values(values), indent=2))
         return
     rows = [
         [
@@ -84,7 +84,7 @@ def show(device: DeviceArgument, config: FleetConfig = None, as_json: JsonOption
                 for each in entries
             ],
         }  # fmt: skip
-        typer.echo(json.dumps(finite(values), indent=2))
+        typer.echo(json.dumps(json_values(values), indent=2))
         return
     typer.echo(f"Device {found.id}: {found.state}")
     for other in lineage[1:]:
@@ -176,7 +176,7 @@ def verify(
                 for each in found.granted
             ],
         }  # fmt: skip
-        typer.echo(json.dumps(finite(values), indent=2))
+        typer.echo(json.dumps(json_values(values), indent=2))
     else:
         print_table(
             ["device", "state", "rounds", "column", "ε", "δ"],

@@ -25,6 +25,7 @@ from dpagent.errors import ParameterError, UsageError
 from dpagent.wording import as_yaml, named, settings_named_by
 
 if TYPE_CHECKING:
+    from dpagent.schema.problems import Problem
     from dpagent.settings import Settings
 
     SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -174,30 +175,27 @@ class Given:
             UsageError: A value is of the wrong type, or options do not go together.
             ParameterError: A number is out of range.
         """
-        from pydantic import ValidationError
-
-        from dpagent.configuration import is_out_of_range
+        from dpagent.schema.problems import SchemaError
 
         values = self.nested()
         for name, value in more.items():
             is_section = isinstance(value, dict) and isinstance(values.get(name), dict)
             values[name] = {**values[name], **value} if is_section else value
         try:
-            return schema.model_validate(values)
-        except ValidationError as error:
-            problems = error.errors(include_url=False)
-            kind = ParameterError if all(map(is_out_of_range, problems)) else UsageError
-            raise kind("\n".join(map(self._sentence, problems))) from error
+            return schema.checked(values)
+        except SchemaError as error:
+            is_out_of_range = all(each.is_out_of_range for each in error.problems)
+            kind = ParameterError if is_out_of_range else UsageError
+            raise kind("\n".join(map(self._sentence, error.problems))) from error
 
-    def _sentence(self, problem: Any) -> str:
-        """What pydantic found, with the option in place of the key."""
-        from dpagent.configuration import complaint
+    def _sentence(self, problem: Problem) -> str:
+        """What is wrong, with the option in place of the key."""
 
-        parts = [str(part) for part in problem["loc"]]
+        parts = [str(part) for part in problem.location]
         paths = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
         row = next((row for path in paths for row in self.table.rows if row.setting == path), None)
         option = f"{named(row.setting)}: " if row is not None else ""
-        return f"{option}{complaint(problem)}."
+        return f"{option}{problem.complaint()}."
 
 
 def with_options(**tables: OptionTable) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
-
 from cli.configurations import fleet_settings
 from dpagent.errors import ConfigurationError, ParameterError, require_count
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
@@ -21,6 +19,7 @@ from dpagent.privacy.mechanisms.registry import mechanism_of
 from dpagent.privacy.methods import DEFAULT_METHOD, METHODS, method_named
 from dpagent.privacy.ranges import ScheduleKind
 from dpagent.privacy.schedules import Schedule, kind_given_by
+from dpagent.schema.limits import Limits
 from dpagent.settings import Settings
 from dpagent.wording import named
 
@@ -34,22 +33,22 @@ _ARITHMETIC: Final[tuple[ScheduleKind, ...]] = ("uniform", "incrementing", "line
 class PlanOptions(Settings):
     """The options of a plan; None leaves a value to the fleet's file, or to the default."""
 
-    epsilon: Annotated[float, Field(ge=EPSILON_RANGE[0], le=EPSILON_RANGE[1])] | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
-    rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] | None = None
-    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    epsilon: Annotated[float, Limits(ge=EPSILON_RANGE[0], le=EPSILON_RANGE[1])] | None = None
+    delta: Annotated[float, Limits(gt=0, lt=1)] | None = None
+    rounds: Annotated[int, Limits(ge=1, le=MAX_ROUNDS)] | None = None
+    sampling_rate: Annotated[float, Limits(gt=0, le=1)] | None = None
     schedule: Literal["incrementing", "uniform", "linear"] | None = None
-    step: Annotated[float, Field(ge=0, le=0.99)] | None = None
-    ratio: Annotated[float, Field(ge=1, le=100)] | None = None
+    step: Annotated[float, Limits(ge=0, le=0.99)] | None = None
+    ratio: Annotated[float, Limits(ge=1, le=100)] | None = None
     custom: str | None = None
     """Weights of a custom schedule, or a file of them."""
-    local_steps: Annotated[int, Field(ge=1, le=64)] | None = None
-    devices: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    records_per_device: Annotated[float, Field(gt=0, le=1e12)] | None = None
-    parameters: Annotated[int, Field(ge=1, le=2**28)] | None = None
+    local_steps: Annotated[int, Limits(ge=1, le=64)] | None = None
+    devices: Annotated[int, Limits(ge=1, le=1_000_000)] | None = None
+    records_per_device: Annotated[float, Limits(gt=0, le=1e12)] | None = None
+    parameters: Annotated[int, Limits(ge=1, le=2**28)] | None = None
     method: str | None = None
     noise: str | None = None
-    device_noise: Annotated[float, Field(ge=EPSILON_RANGE[0], le=EPSILON_RANGE[1])] | None = None
+    device_noise: Annotated[float, Limits(ge=EPSILON_RANGE[0], le=EPSILON_RANGE[1])] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +175,7 @@ def target_from(options: PlanOptions, *, config: Path | None) -> PlanTarget:
         weights = _weights(options.custom)
         require_count(f"the number of weights of {named('custom')}", len(weights), maximum=MAX_ROUNDS)
         values |= {"weights": weights, "schedule": "custom", "rounds": len(weights)}
-    given = options.model_dump(exclude_none=True, exclude={"custom"})
+    given = options.as_dict(only_set=True, exclude={"custom"})
     if options.custom is None and (kind := kind_given_by(given)) is not None:
         values["schedule"] = kind
     values |= given

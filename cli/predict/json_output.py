@@ -123,7 +123,7 @@ def _model(model: ExportedModel, class_names: Sequence[str]) -> dict[str, Any]:
         "round": model.round,
         "input_shape": list(model.input_shape),
         "classes": list(class_names) or model.classes,
-        "inputs": None if model.inputs is None else model.inputs.model_dump(exclude_none=True),
+        "inputs": None if model.inputs is None else model.inputs.as_dict(only_set=True),
         "privacy": model.privacy or None,
         "privacy_statement": model.privacy_statement or None,
         "epsilon_spent": model.epsilon_spent,

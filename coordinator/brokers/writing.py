@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import ValidationError
-
 from coordinator.brokers.deployment import Bridge, Deployment, Membership, TlsFiles, User, Written
 from coordinator.brokers.registry import BROKERS
 from coordinator.enrolment_settings import split_address
 from dpagent.errors import ConfigurationError, UsageError
 from dpagent.protocol.access import Role
+from dpagent.schema.json_values import json_of
+from dpagent.schema.problems import SchemaError
 from dpagent.settings import FilePath, Settings
 from dpagent.storage import disk_errors, write_atomically
 
@@ -137,7 +137,7 @@ def write_broker(choices: BrokerChoices, deployment: Deployment) -> list[Path]:
     written = _write(deployment.directory, BROKERS[choices.software].files(deployment))
     with disk_errors(deployment.store):
         deployment.store.mkdir(mode=0o700, exist_ok=True)
-    write_atomically(deployment.directory / _RECORD, choices.model_dump_json(indent=2).encode())
+    write_atomically(deployment.directory / _RECORD, json_of(choices))
     return written
 
 
@@ -163,8 +163,8 @@ def read_choices(directory: Path) -> BrokerChoices | None:
     with disk_errors(file):
         text = file.read_bytes()
     try:
-        return BrokerChoices.model_validate_json(text)
-    except ValidationError as error:
+        return BrokerChoices.from_json(text)
+    except SchemaError as error:
         raise ConfigurationError(
             f"{file} is not what `dpagent coordinator broker-config` wrote. Run that command again."
         ) from error

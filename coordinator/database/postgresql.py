@@ -44,18 +44,15 @@ log = logging.getLogger(__name__)
 _LEADER = 0x6470_6C64
 _WRITERS: Final = {Part.ROUNDS: 0x6470_7772, Part.MEMBERS: 0x6470_6D62, Part.REGISTRY: 0x6470_7267}
 """Classes of advisory locks; within them, each schema of a database has its own. Who signs tokens, or enrols
-a
-device, keeps nobody from counting."""
+a device, keeps nobody from counting."""
 _CONNECT_S: Final = 10
 _LONGEST_PAUSE_S: Final = 30
 _OF_SESSIONS: Final = {
-    "tcp_keepalives_idle": "10",
-    "tcp_keepalives_interval": "5",
-    "tcp_keepalives_count": "3",
+    "tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3",
     "tcp_user_timeout": "25000",
     "idle_in_transaction_session_timeout": f"{_LONGEST_PAUSE_S}s",
     "default_transaction_isolation": "read committed",
-}
+}  # fmt: skip
 _LEAST_VERSION: Final = 120_000
 _SETTINGS_WRONG: Final = re.compile(
     "authentication failed|no password supplied|does not exist|no pg_hba.conf entry|SSL|could not translate|"

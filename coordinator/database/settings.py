@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import AfterValidator
-
 from dpagent.configuration import read_password, resolve
-from dpagent.settings import FilePath, Settings, WithheldError
+from dpagent.schema.limits import After
+from dpagent.schema.problems import WithheldError
+from dpagent.settings import FilePath, Settings
 
 _FORM: Final = "postgresql://USER@HOST[:PORT]/DATABASE"
 _SECRETS: Final = frozenset({"password", "passfile", "sslpassword"})
@@ -41,7 +41,7 @@ class StoreSettings(Settings):
     """Where the coordinator keeps its state: in ``state_dir``, or in PostgreSQL, so that several programs on
     several machines share it (``docs/scale.md``)."""
 
-    url: Annotated[str, AfterValidator(database_url)] | None = None
+    url: Annotated[str, After(database_url)] | None = None
     """``postgresql://user@host[:port]/database``, with libpq's parameters such as ``?sslmode=verify-full``;
     it needs the extra ``postgresql``. By default SQLite in ``state_dir``."""
     password_file: FilePath | None = None
@@ -54,7 +54,7 @@ class StoreSettings(Settings):
         """The same settings with paths resolved relative to the configuration ``file``."""
         if self.password_file is None:
             return self
-        return self.model_copy(update={"password_file": resolve(self.password_file, file)})
+        return self.with_values({"password_file": resolve(self.password_file, file)})
 
     def address(self) -> PostgresqlAddress | None:
         """Where PostgreSQL is; None for SQLite.

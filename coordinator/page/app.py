@@ -9,9 +9,8 @@ import time
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -29,6 +28,9 @@ from coordinator.page.watcher import Watcher, as_json, server_sent
 from coordinator.registry import RegistryReader
 from coordinator.settings import CoordinatorSettings
 from dpagent.errors import DpagentError
+from dpagent.schema.base import Schema
+from dpagent.schema.limits import Limits
+from dpagent.schema.problems import SchemaError
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +49,12 @@ T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+class _Body(Schema):
+    """What a button sends."""
 
 
 class _Login(_Body):
-    token: str = Field(max_length=200)
+    token: Annotated[str, Limits(max_length=200)]
 
 
 class _Nothing(_Body):
@@ -60,7 +62,7 @@ class _Nothing(_Body):
 
 
 class _Addition(_Body):
-    name: str = Field(max_length=100)
+    name: Annotated[str, Limits(max_length=100)]
     text: str
     start_later: bool = False
 
@@ -70,7 +72,7 @@ class _Cancellation(_Body):
 
 
 class _Deadline(_Body):
-    seconds: float = Field(gt=0, le=86_400)
+    seconds: Annotated[float, Limits(gt=0, le=86_400)]
 
 
 BodyT = TypeVar("BodyT", bound=_Body)
@@ -340,10 +342,10 @@ async def _body(request: Request, schema: type[BodyT]) -> BodyT | Response:
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         return refused(415, "The request is no JSON.")
     try:
-        return schema.model_validate_json(await request.body())
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        return refused(400, f"{'.'.join(map(str, problem['loc'])) or 'The request'}: {problem['msg']}.")
+        return schema.from_json(await request.body())
+    except SchemaError as error:
+        said = error.first.complaint(shows_value=False)
+        return refused(400, f"{error.first.key or 'The request'}: {said}.")
     except (ClientDisconnect, TimeoutError):
         return refused(408, "The request did not come whole, or is too long.")
 

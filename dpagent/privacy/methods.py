@@ -10,10 +10,11 @@ what is wrong in it, what runs here, and what is guaranteed to whom.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Annotated, Final, Literal, TypeAlias
 
 from dpagent.errors import ParameterError
 from dpagent.privacy.statement import Trust
+from dpagent.schema.limits import After
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +160,14 @@ def method_named(name: str) -> Method:
     if name not in METHODS:
         raise ParameterError(f"method is {name!r}; expected one of {', '.join(METHODS)}.")
     return METHODS[name]
+
+
+def _known(name: str) -> str:
+    try:
+        return method_named(name).name
+    except ParameterError as error:
+        raise ValueError(str(error)) from error  # No number is out of range.
+
+
+MethodName: TypeAlias = Annotated[str, After(_known)]
+"""A method's name in a settings file."""

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 import cbor2
-from pydantic import ValidationError
 
 from dpagent.protocol.cbor_form import MAX_DEPTH, CborFormError, require_form
 from dpagent.protocol.messages import MAX_MESSAGE_BYTES, VERSION, Layout, Sealed, Signed
 from dpagent.protocol.terms import Message
+from dpagent.schema.problems import SchemaError
 
 MessageT = TypeVar("MessageT", bound=Message | Layout)
 
@@ -42,7 +42,7 @@ def encode(message: Message | Layout) -> bytes:
     if isinstance(message, Layout):
         data = message.to_bytes()
     else:
-        data = cbor2.dumps(message.model_dump(), canonical=True)
+        data = cbor2.dumps(message.as_dict(), canonical=True)
     if len(data) > MAX_MESSAGE_BYTES:
         raise MessageError("oversized", f"{len(data)} bytes; at most {MAX_MESSAGE_BYTES} may be sent")
     return data
@@ -69,11 +69,10 @@ def decode(data: bytes, schema: type[MessageT]) -> MessageT:
     if not isinstance(value, dict):
         raise MessageError("malformed", f"expected a map, got {type(value).__name__}")
     try:
-        return schema.model_validate(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "message"
-        raise MessageError("malformed", f"{where}: {first['msg']}") from error
+        return schema.checked(value)
+    except SchemaError as error:
+        where = error.first.key or "message"
+        raise MessageError("malformed", f"{where}: {error.first.complaint(shows_value=False)}") from error
 
 
 def read_cbor(data: bytes) -> object:

@@ -29,11 +29,12 @@ from typing import Annotated, Final, Literal
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from dpagent.protocol.device_signing import DEVICE_PATTERN
 from dpagent.protocol.signing import CoordinatorKey
 from dpagent.protocol.topics import FleetName
+from dpagent.schema.base import Schema
+from dpagent.schema.limits import Limits
 
 CODE_BEGINS: Final = "DP1-"
 SECRET_BYTES: Final = 16
@@ -161,14 +162,12 @@ def _checksum(body: bytes) -> bytes:
     return hashlib.sha256(b"dpagent v1 code\0" + body).digest()[:_CHECKSUM_BYTES]
 
 
-class _Said(BaseModel):
+class _Said(Schema):
     """What one side said, and nothing beyond it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
-
-Pem = Annotated[str, StringConstraints(max_length=16_384)]
-_Base64 = Annotated[str, StringConstraints(max_length=2_048, pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
+Pem = Annotated[str, Limits(max_length=16_384)]
+_Base64 = Annotated[str, Limits(max_length=2_048, pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
 
 
 class EnrolRequest(_Said):
@@ -190,19 +189,19 @@ class RenewRequest(_Said):
 class BrokerAnswer(_Said):
     """Where the broker is: the keys of ``mqtt`` in a board's configuration."""
 
-    url: Annotated[str, StringConstraints(max_length=512)]
+    url: Annotated[str, Limits(max_length=512)]
     authority: Literal["fleet", "system"] | Pem
     """Who issued the broker's certificate: the fleet's authority, one that the system trusts, or this one."""
     protocol: Literal["auto", "5", "3.1.1"] = "auto"
-    keepalive_s: Annotated[int, Field(ge=5, le=3600)] = 30
-    topic_prefix: Annotated[str, StringConstraints(max_length=200)] = ""
-    client_id: Annotated[str, StringConstraints(max_length=200)] | None = None
+    keepalive_s: Annotated[int, Limits(ge=5, le=3600)] = 30
+    topic_prefix: Annotated[str, Limits(max_length=200)] = ""
+    client_id: Annotated[str, Limits(max_length=200)] | None = None
 
 
 class EnrolAnswer(_Said):
     """A member's certificate, and where its fleet is."""
 
-    device: Annotated[str, StringConstraints(pattern=DEVICE_PATTERN)]
+    device: Annotated[str, Limits(pattern=DEVICE_PATTERN)]
     certificate: Pem
     authorities: Pem
     """All whose certificates the fleet accepts, each followed by those above it: one, or two during a
@@ -231,7 +230,7 @@ class ConfirmAnswer(_Said):
 class Refusal(_Said):
     """Why a request was refused."""
 
-    reason: Annotated[str, StringConstraints(max_length=500)]
+    reason: Annotated[str, Limits(max_length=500)]
 
 
 def base64_of(data: bytes) -> str:
@@ -246,8 +245,3 @@ def bytes_of(text: str) -> bytes:
         ValueError: They are none.
     """
     return base64.b64decode(text, validate=True)
-
-
-def json_of(message: _Said) -> bytes:
-    """A request or an answer, as it goes."""
-    return message.model_dump_json().encode()

@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import Field, model_validator
-
 from dpagent.protocol.sizes import (
     Precision,
     least_payload_bytes,
@@ -23,6 +21,8 @@ from dpagent.protocol.sizes import (
 )
 from dpagent.protocol.terms import Message, Name, NoisySumTerms, ReleaseTerms, ReportTerms, UpdateTerms
 from dpagent.protocol.topics import FleetName
+from dpagent.schema.base import rule
+from dpagent.schema.limits import Limits
 
 VERSION: Final = 1
 """The first byte of every envelope."""
@@ -43,8 +43,8 @@ RECEIPTS_PER_MESSAGE = 2_048
 MIN_SLOT_S = 1e-3
 """Slots of that length can be counted."""
 
-JobId = Annotated[bytes, Field(min_length=16, max_length=16)]
-RoundNumber = Annotated[int, Field(ge=1, le=100_000)]
+JobId = Annotated[bytes, Limits(min_length=16, max_length=16)]
+RoundNumber = Annotated[int, Limits(ge=1, le=100_000)]
 
 Linkability = Literal["fragment", "round", "none"]
 """What tokens of members let the coordinator link: with ``fragment`` each fragment has one of its own, which
@@ -59,11 +59,11 @@ to a topic of its own, which its device reads; see :mod:`dpagent.protocol.receip
 class ModelTerms(Message):
     """The model, with digests of its architecture and weights."""
 
-    description: Annotated[bytes, Field(min_length=1, max_length=8_192)]
+    description: Annotated[bytes, Limits(min_length=1, max_length=8_192)]
     """Name and architecture as canonical CBOR of a map; see ``dpagent.learning.models.description``."""
-    parameters: Annotated[int, Field(ge=1, le=MAX_WHOLE_BYTES // 4)]
-    architecture: Annotated[bytes, Field(min_length=32, max_length=32)]
-    digest: Annotated[bytes, Field(min_length=32, max_length=32)]
+    parameters: Annotated[int, Limits(ge=1, le=MAX_WHOLE_BYTES // 4)]
+    architecture: Annotated[bytes, Limits(min_length=32, max_length=32)]
+    digest: Annotated[bytes, Limits(min_length=32, max_length=32)]
     """SHA-256 of the weights as they are sent."""
     precision: Precision
     """How they are sent; see ``dpagent.protocol.weights``."""
@@ -78,17 +78,17 @@ class AssetTerms(Message):
     """A large input of the round besides the weights; at the end of a job, what came of it."""
 
     role: Literal["training-graph", "frozen-network", "projection", "export", "model"]
-    digest: Annotated[bytes, Field(min_length=32, max_length=32)]
-    size: Annotated[int, Field(ge=1, le=MAX_WHOLE_BYTES)]
+    digest: Annotated[bytes, Limits(min_length=32, max_length=32)]
+    size: Annotated[int, Limits(ge=1, le=MAX_WHOLE_BYTES)]
     """In bytes."""
 
 
 class WireTerms(Message):
     """How an update is cut into fragments of one size."""
 
-    block: Annotated[int, Field(ge=1, le=400_000)]
+    block: Annotated[int, Limits(ge=1, le=400_000)]
     """Values of a fragment."""
-    bytes: Annotated[int, Field(ge=1, le=MAX_PAYLOAD_BYTES)]
+    bytes: Annotated[int, Limits(ge=1, le=MAX_PAYLOAD_BYTES)]
     """Of a fragment's payload."""
 
 
@@ -102,27 +102,27 @@ class Plan(Message):
     method: Name
     """How the fleet trains; see ``dpagent.privacy.methods``."""
     model: ModelTerms
-    assets: Annotated[list[AssetTerms], Field(max_length=4)]
+    assets: Annotated[list[AssetTerms], Limits(max_length=4)]
     release: ReleaseTerms
     """What a device makes of its records and sends."""
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    delta: Annotated[float, Limits(gt=0, lt=1)]
     """δ of the job."""
     wire: WireTerms
-    sealing_key: Annotated[bytes, Field(min_length=32, max_length=32)]
+    sealing_key: Annotated[bytes, Limits(min_length=32, max_length=32)]
     linkability: Linkability
     """Whether each fragment carries a token of a member; see ``dpagent.protocol.tokens``."""
-    mixer: Annotated[bytes, Field(min_length=32, max_length=32)] | None
+    mixer: Annotated[bytes, Limits(min_length=32, max_length=32)] | None
     """The key of the mixer that sealed fragments pass through, if any; see ``dpagent.protocol.mixing``."""
     receipts: ReceiptTopics
     """Where receipts go; see ``dpagent.protocol.receipts``."""
-    deadline: Annotated[float, Field(ge=0)]
+    deadline: Annotated[float, Limits(ge=0)]
     """Unix time at which the coordinator closes the round if it is not complete."""
-    compute_slot_s: Annotated[float, Field(ge=MIN_SLOT_S, le=86_400)]
+    compute_slot_s: Annotated[float, Limits(ge=MIN_SLOT_S, le=86_400)]
     """Publication starts a whole number of slots after the plan's arrival."""
-    jitter_window_s: Annotated[float, Field(ge=0, le=86_400)]
+    jitter_window_s: Annotated[float, Limits(ge=0, le=86_400)]
 
-    @model_validator(mode="after")
-    def _payloads_hold_any_values(self) -> Plan:
+    @rule
+    def _payloads_hold_any_values(self) -> None:
         block, size = self.wire.block, self.wire.bytes
         match self.release:
             case NoisySumTerms():
@@ -138,19 +138,16 @@ class Plan(Message):
                 exact = packed_bytes(block, update_width(largest))
                 if size != exact:
                     raise ValueError(f"a fragment of an update has {size} bytes; expected {exact}")
-        return self
 
-    @model_validator(mode="after")
-    def _receipts_show_no_sender_behind_a_mixer(self) -> Plan:
+    @rule
+    def _receipts_show_no_sender_behind_a_mixer(self) -> None:
         if self.mixer is not None and self.receipts == "fragment":
             raise ValueError("receipts on topics of their own tell who sent what passes through a mixer")
-        return self
 
-    @model_validator(mode="after")
-    def _model_comes_at_the_end(self) -> Plan:
+    @rule
+    def _model_comes_at_the_end(self) -> None:
         if self.state == "open" and any(asset.role == "model" for asset in self.assets):
             raise ValueError("a finished model goes with a plan whose state is finished")
-        return self
 
     @property
     def finished_model(self) -> AssetTerms | None:
@@ -162,11 +159,10 @@ class Plan(Message):
         """The model's file for users, as an ONNX file with other weights; no round needs it."""
         return next((asset for asset in self.assets if asset.role == "export"), None)
 
-    @model_validator(mode="after")
-    def _round_is_scheduled(self) -> Plan:
+    @rule
+    def _round_is_scheduled(self) -> None:
         if self.round > self.rounds:
             raise ValueError(f"round {self.round} is beyond the {self.rounds} rounds of the schedule")
-        return self
 
     @property
     def rounds(self) -> int:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
-from pydantic import AfterValidator
 
 from dpagent.protocol.codec import decode, encode
 from dpagent.protocol.messages import Plan, Sealed
 from dpagent.protocol.sealing import SUITE, OpeningKey, seal
+from dpagent.schema.limits import After
 
 _PLAN_BYTES: Final = 32
 
@@ -50,13 +50,13 @@ def _canonical(text: str) -> str:
     return key_text(raw_key(text))
 
 
-MixerKey = Annotated[str, AfterValidator(_canonical)]
+MixerKey = Annotated[str, After(_canonical)]
 """A mixer's public key in a settings file, see :func:`key_text`."""
 
 
 def plan_digest(plan: Plan) -> bytes:
     """SHA-256 of all that a plan says but for its deadline, which may be put off; 32 bytes."""
-    return hashlib.sha256(encode(plan.model_copy(update={"deadline": 0.0}))).digest()
+    return hashlib.sha256(encode(plan.with_values({"deadline": 0.0}))).digest()
 
 
 def _info(fleet: str, digest: bytes) -> bytes:

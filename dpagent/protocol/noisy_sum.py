@@ -68,7 +68,7 @@ class NoisySum:
         clipping = _clipping_of(plan, terms, spec)
         augmentation = None
         if terms.augmentation is not None:
-            augmentation = Augmentation(**dict(terms.augmentation))
+            augmentation = Augmentation(**terms.augmentation.as_dict())
             augmentation.check_fits(spec.input_shape)
         announced = terms.mechanism
         noise = JobNoise.announced(announced.name, announced.noise_multipliers, announced.parameters)
@@ -196,9 +196,9 @@ class NoisySum:
 
         A clip norm that follows a quantile is not part of them: the noise follows the norm.
         """
-        pinned = self.terms.model_dump(exclude={"augmentation", "cap", "step"})
+        pinned = self.terms.as_dict(exclude={"augmentation", "cap", "step"})
         if isinstance(self.terms.cap, BoundedTerms):
-            pinned["cap"] = self.terms.cap.model_dump(exclude={"spent"})
+            pinned["cap"] = self.terms.cap.as_dict(exclude={"spent"})
             del pinned["mechanism"]["noise_multipliers"], pinned["mechanism"]["parameters"]["bound_units"]
         if self.terms.clipping.count_weight:
             del pinned["clipping"]["norms"]

@@ -109,7 +109,7 @@ class Reports:
     @property
     def pinned(self) -> dict[str, Any]:
         """The terms that determine the job's price."""
-        return self.terms.model_dump(exclude={"radii", "training"})
+        return self.terms.as_dict(exclude={"radii", "training"})
 
     def update_of(
         self,

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import AfterValidator
 
 from dpagent.protocol.codec import MessageError, MessageT, decode, encode
 from dpagent.protocol.messages import Layout, Signed
 from dpagent.protocol.terms import Message
+from dpagent.schema.limits import After
 
 SignedKind = Literal["plan", "model", "receipts", "token-keys", "answer", "budgets"]
 """The kinds of signed messages; a signature is valid for only one kind."""
@@ -84,7 +84,7 @@ def _checked(text: str) -> str:
     return text
 
 
-CoordinatorKey = Annotated[str, AfterValidator(_checked)]
+CoordinatorKey = Annotated[str, After(_checked)]
 """A coordinator's public key in a settings file: base64, as ``dpagent coordinator key`` prints it."""
 
 

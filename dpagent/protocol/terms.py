@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-
 from dpagent.privacy.ranges import (
     MAX_DIMENSION,
     MAX_NORM,
@@ -20,6 +18,8 @@ from dpagent.privacy.ranges import (
     MIN_RADIUS,
     ScheduleKind,
 )
+from dpagent.schema.base import Schema, rule
+from dpagent.schema.limits import After, By, Limits
 
 MIN_EXPECTED_LOT = 1e-6
 """No noisy sum that is divided by so much leaves floating point: a device that failed then would tell, by its
@@ -27,16 +27,15 @@ silence, of a sum for which it charged nothing."""
 
 MAX_ROUNDS = 5_000
 
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
-Probability = Annotated[float, Field(gt=0, le=1)]
-NoiseMultipliers = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=MAX_ROUNDS)]
+Name = Annotated[str, Limits(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
+Probability = Annotated[float, Limits(gt=0, le=1)]
+NoiseMultipliers = Annotated[
+    list[Annotated[float, Limits(gt=0)]], Limits(min_length=1, max_length=MAX_ROUNDS)
+]
 
 
-class Message(BaseModel):
+class Message(Schema):
     """Base of all maps on the wire: strict types, no unknown keys, no NaN or infinity."""
-
-    # Training and pricing get messages that the agent has checked: they have no need of checks of their own.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
 
 class ClippingTerms(Message):
@@ -47,23 +46,22 @@ class ClippingTerms(Message):
     """
 
     norms: Annotated[
-        list[Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)]], Field(min_length=1, max_length=512)
+        list[Annotated[float, Limits(ge=MIN_NORM, le=MAX_NORM)]], Limits(min_length=1, max_length=512)
     ]
     """One for the whole gradient, or one for each layer with parameters."""
-    shares: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1, max_length=512)]
+    shares: Annotated[list[Annotated[float, Limits(gt=0, le=1)]], Limits(min_length=1, max_length=512)]
     """Of the budget, one for each norm."""
-    count_weight: Annotated[float, Field(ge=0, le=1)]
+    count_weight: Annotated[float, Limits(ge=0, le=1)]
     """Weight of the coordinate that counts the records within the norm; 0 without one."""
-    accumulation_slack: Annotated[float, Field(ge=0, le=0.01)]
+    accumulation_slack: Annotated[float, Limits(ge=0, le=0.01)]
     """The most that summing in floating point adds to a record's influence, relative to the norm."""
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> ClippingTerms:
+    @rule
+    def _fits_together(self) -> None:
         if len(self.norms) != len(self.shares):
             raise ValueError(f"there are {len(self.norms)} norms and {len(self.shares)} shares")
         if self.count_weight and len(self.norms) > 1:
             raise ValueError("records are counted with a single norm only")
-        return self
 
 
 class MechanismTerms(Message):
@@ -79,7 +77,7 @@ class MechanismTerms(Message):
     noise_multipliers: NoiseMultipliers
     """One for each round; with a ``bounded`` cap that of this round."""
     parameters: Annotated[
-        dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], int | float], Field(max_length=16)
+        dict[Annotated[str, Limits(pattern=r"^[a-z][a-z0-9_]{0,63}$")], int | float], Limits(max_length=16)
     ]
 
 
@@ -88,27 +86,27 @@ class SamplingTerms(Message):
 
     rate: Probability
     """Probability that a record enters a lot."""
-    expected_lot: Annotated[float, Field(ge=MIN_EXPECTED_LOT, le=1e7)]
+    expected_lot: Annotated[float, Limits(ge=MIN_EXPECTED_LOT, le=1e7)]
     """Public expectation of a lot's size; the divisor of sums."""
-    local_steps: Annotated[int, Field(ge=1, le=64)]
+    local_steps: Annotated[int, Limits(ge=1, le=64)]
     """Noisy steps in a round, each with a fresh lot."""
-    local_learning_rate: Annotated[float, Field(ge=0, le=1e3)]
+    local_learning_rate: Annotated[float, Limits(ge=0, le=1e3)]
 
 
 class ProjectionTerms(Message):
     """A first round that sums second moments, for the directions on which the other rounds project."""
 
-    values: Annotated[int, Field(ge=1, le=4_096)]
+    values: Annotated[int, Limits(ge=1, le=4_096)]
     """Numbers in a record before the projection."""
-    record_norm: Annotated[float, Field(ge=1e-4, le=1e4)]
+    record_norm: Annotated[float, Limits(ge=1e-4, le=1e4)]
     """L2 norm that a record is scaled down to."""
 
 
 class AugmentationTerms(Message):
     """Views of each record, whose gradients are averaged before clipping."""
 
-    views: Annotated[int, Field(ge=2, le=64)]
-    shift: Annotated[int, Field(ge=0, le=1024)]
+    views: Annotated[int, Limits(ge=2, le=64)]
+    shift: Annotated[int, Limits(ge=0, le=1024)]
     flip: bool
 
 
@@ -117,17 +115,17 @@ class CapTerms(Message):
 
     kind: Literal["none", "clamp"]
     where: Literal["device", "coordinator"]
-    regularisation: Annotated[float, Field(gt=0, le=1e6)]
-    floor: Annotated[float, Field(gt=0, le=1e6)]
+    regularisation: Annotated[float, Limits(gt=0, le=1e6)]
+    floor: Annotated[float, Limits(gt=0, le=1e6)]
 
 
 class ScheduleTerms(Message):
     """How a budget is spread over the rounds; see ``dpagent.privacy.schedules``."""
 
     kind: ScheduleKind
-    step: Annotated[float, Field(ge=0, le=MAX_SCHEDULE_STEP)]
-    ratio: Annotated[float, Field(ge=1, le=100)]
-    weights: Annotated[list[Annotated[float, Field(gt=0)]], Field(max_length=MAX_ROUNDS)]
+    step: Annotated[float, Limits(ge=0, le=MAX_SCHEDULE_STEP)]
+    ratio: Annotated[float, Limits(ge=1, le=100)]
+    weights: Annotated[list[Annotated[float, Limits(gt=0)]], Limits(max_length=MAX_ROUNDS)]
 
 
 class BoundedTerms(Message):
@@ -138,14 +136,14 @@ class BoundedTerms(Message):
     """
 
     kind: Literal["bounded"]
-    regularisation: Annotated[float, Field(gt=0, le=1e6)]
-    floor: Annotated[float, Field(gt=0, le=1e6)]
-    epsilon: Annotated[float, Field(gt=0, le=1000)]
+    regularisation: Annotated[float, Limits(gt=0, le=1e6)]
+    floor: Annotated[float, Limits(gt=0, le=1e6)]
+    epsilon: Annotated[float, Limits(gt=0, le=1000)]
     """Of the job."""
-    rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
+    rounds: Annotated[int, Limits(ge=1, le=MAX_ROUNDS)]
     """Of the job."""
     schedule: ScheduleTerms
-    spent: Annotated[float, Field(ge=0, le=1000)]
+    spent: Annotated[float, Limits(ge=0, le=1000)]
     """ε of the rounds before, as the coordinator took them."""
 
 
@@ -154,11 +152,17 @@ class PublishedTerms(Message):
     :mod:`dpagent.privacy.mechanisms.published`. The noise multipliers are those of its schedule."""
 
     kind: Literal["published"]
-    regularisation: Annotated[float, Field(gt=0, le=1e6)]
-    epsilon: Annotated[float, Field(gt=0, le=1000)]
+    regularisation: Annotated[float, Limits(gt=0, le=1e6)]
+    epsilon: Annotated[float, Limits(gt=0, le=1000)]
     """What the algorithm counts for the job."""
-    step: Annotated[float, Field(ge=0, le=1000)]
+    step: Annotated[float, Limits(ge=0, le=1000)]
     """Rise of ε a round."""
+
+
+def _odd(step: int) -> int:
+    if step % 2 == 0:
+        raise ValueError(f"step is {step}; expected an odd number")
+    return step
 
 
 class NoisySumTerms(Message):
@@ -170,22 +174,14 @@ class NoisySumTerms(Message):
     sampling: SamplingTerms
     projection: ProjectionTerms | None
     augmentation: AugmentationTerms | None
-    cap: Annotated[CapTerms | BoundedTerms | PublishedTerms, Field(discriminator="kind")]
-    step: Annotated[int, Field(ge=1, le=MAX_WIRE_STEP)]
+    cap: Annotated[CapTerms | BoundedTerms | PublishedTerms, By("kind")]
+    step: Annotated[int, Limits(ge=1, le=MAX_WIRE_STEP), After(_odd)]
     """Grid units to a unit of a value on the wire; odd."""
 
-    @field_validator("step")
-    @classmethod
-    def _is_odd(cls, step: int) -> int:
-        if step % 2 == 0:
-            raise ValueError(f"step is {step}; expected an odd number")
-        return step
-
-    @model_validator(mode="after")
-    def _announces_what_is_known(self) -> NoisySumTerms:
+    @rule
+    def _announces_what_is_known(self) -> None:
         if isinstance(self.cap, BoundedTerms) and (known := len(self.mechanism.noise_multipliers)) != 1:
             raise ValueError(f"with a bounded cap, {known} noise multipliers are announced; expected one")
-        return self
 
     @property
     def rounds(self) -> int:
@@ -198,10 +194,10 @@ class NoisySumTerms(Message):
 class TrainingTerms(Message):
     """Training on a device, without noise; see ``dpagent.learning.training.local_sgd``."""
 
-    steps: Annotated[int, Field(ge=1, le=10_000)]
-    batch: Annotated[int, Field(ge=1, le=65_536)]
+    steps: Annotated[int, Limits(ge=1, le=10_000)]
+    batch: Annotated[int, Limits(ge=1, le=65_536)]
     """Records of a step, drawn with replacement."""
-    learning_rate: Annotated[float, Field(gt=0, le=1e3)]
+    learning_rate: Annotated[float, Limits(gt=0, le=1e3)]
 
 
 class ReportTerms(Message):
@@ -210,10 +206,10 @@ class ReportTerms(Message):
     kind: Literal["two-point"]
     noise_multipliers: NoiseMultipliers
     """One over ε of a bit, for each round."""
-    coordinates: Annotated[int, Field(ge=1, le=MAX_DIMENSION)]
+    coordinates: Annotated[int, Limits(ge=1, le=MAX_DIMENSION)]
     """Bits that a device sends in a round, each of a weight of its own."""
     radii: Annotated[
-        list[Annotated[float, Field(ge=MIN_RADIUS, le=MAX_RADIUS)]], Field(min_length=1, max_length=512)
+        list[Annotated[float, Limits(ge=MIN_RADIUS, le=MAX_RADIUS)]], Limits(min_length=1, max_length=512)
     ]
     """Greatest change of a weight that this round reports, for each tensor of the model in its order, in
     weight units; see ``dpagent.privacy.mechanisms.layer_ranges``."""
@@ -230,16 +226,16 @@ class UpdateTerms(Message):
 
     kind: Literal["update"]
     mechanism: MechanismTerms
-    clip_norm: Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)]
+    clip_norm: Annotated[float, Limits(ge=MIN_NORM, le=MAX_NORM)]
     """Of the change, in the mechanism's norm. Where it follows a quantile, it differs from round to round."""
-    count_weight: Annotated[float, Field(ge=0, le=1)]
+    count_weight: Annotated[float, Limits(ge=0, le=1)]
     """Weight of the coordinate that counts the devices within the norm; 0 without one."""
     device_noise: MechanismTerms | None
     """What each device adds to its own update besides, on the same grid; its noise multipliers are over twice
     the norm of an update. None: it adds nothing."""
-    largest: Annotated[int, Field(ge=1, le=1 << 40)]
+    largest: Annotated[int, Limits(ge=1, le=1 << 40)]
     """Bound on a value's magnitude, and without noise of devices on the norm of all, in grid units."""
-    expected_devices: Annotated[int, Field(ge=1, le=1_000_000)]
+    expected_devices: Annotated[int, Limits(ge=1, le=1_000_000)]
     """The divisor of the sum, whoever takes part."""
     training: TrainingTerms
 
@@ -249,4 +245,4 @@ class UpdateTerms(Message):
         return len(self.mechanism.noise_multipliers)
 
 
-ReleaseTerms: TypeAlias = Annotated[NoisySumTerms | ReportTerms | UpdateTerms, Field(discriminator="kind")]
+ReleaseTerms: TypeAlias = Annotated[NoisySumTerms | ReportTerms | UpdateTerms, By("kind")]

@@ -15,8 +15,6 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, model_validator
-
 from dpagent.protocol.blind_signatures import (
     MODULUS_BITS,
     PREFIX_BYTES,
@@ -26,6 +24,8 @@ from dpagent.protocol.blind_signatures import (
 )
 from dpagent.protocol.messages import Fragment, JobId, Linkability, Plan, RoundNumber
 from dpagent.protocol.terms import Message
+from dpagent.schema.base import rule
+from dpagent.schema.limits import Limits
 
 TOKEN_BYTES: Final = PREFIX_BYTES + SIGNATURE_BYTES
 MAX_TOKENS: Final = 224
@@ -42,7 +42,7 @@ LINKABILITY_MEANINGS: Final[dict[str, str]] = {
 _WHOLE_ROUND: Final = 0xFFFF_FFFF
 """The block that a round's only token is for."""
 
-_Modulus = Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+_Modulus = Annotated[bytes, Limits(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 
 
 class TokenKeys(Message):
@@ -50,22 +50,21 @@ class TokenKeys(Message):
 
     job: JobId
     linkability: Literal["fragment", "round"]
-    tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+    tokens: Annotated[int, Limits(ge=1, le=MAX_TOKENS)]
     """Of a device in a round: one, or one for each block."""
-    sealing_key: Annotated[bytes, Field(min_length=32, max_length=32)]
+    sealing_key: Annotated[bytes, Limits(min_length=32, max_length=32)]
     """X25519 public key; requests are sealed to it."""
     first_round: RoundNumber
-    moduli: Annotated[list[_Modulus], Field(min_length=1, max_length=MAX_ROUNDS_AHEAD)]
+    moduli: Annotated[list[_Modulus], Limits(min_length=1, max_length=MAX_ROUNDS_AHEAD)]
     """One for each round from the first one on, big-endian."""
 
-    @model_validator(mode="after")
-    def _moduli_are_of_full_length(self) -> TokenKeys:
+    @rule
+    def _moduli_are_of_full_length(self) -> None:
         for modulus in self.moduli:
             if not (modulus[0] >> 7 and modulus[-1] & 1):
                 raise ValueError(f"a modulus is even, or has fewer than {MODULUS_BITS} bits")
         if self.linkability == "round" and self.tokens != 1:
             raise ValueError(f"a device has {self.tokens} tokens for a round; expected one")
-        return self
 
     @property
     def rounds(self) -> range:
@@ -79,7 +78,7 @@ class TokenKeys(Message):
 
 def key_digest(keys: TokenKeys, number: int, fleet: str) -> bytes:
     """SHA-256 of all that the list says of one round, which is in it: what devices compare, 32 bytes."""
-    said = keys.model_copy(update={"first_round": number, "moduli": [keys.moduli[number - keys.first_round]]})
+    said = keys.with_values({"first_round": number, "moduli": [keys.moduli[number - keys.first_round]]})
     fields = (
         said.job, number.to_bytes(4, "big"), said.linkability.encode() + b"\0",
         said.tokens.to_bytes(4, "big"), said.sealing_key, said.moduli[0],

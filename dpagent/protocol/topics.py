@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import StringConstraints
+from dpagent.schema.limits import Limits
 
 FLEET_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 """A fleet's name is one topic level: letters, digits, ``-`` and ``_``."""
 
-FleetName = Annotated[str, StringConstraints(pattern=FLEET_PATTERN)]
+FleetName = Annotated[str, Limits(pattern=FLEET_PATTERN)]
 
 
 @dataclass(frozen=True, slots=True)

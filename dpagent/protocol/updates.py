@@ -95,7 +95,7 @@ class Updates:
             noise,
             mechanism,
             own_noise,
-            LocalSgd(**dict(terms.training), largest_gradient=MAX_NORM),
+            LocalSgd(**terms.training.as_dict(), largest_gradient=MAX_NORM),
         )
 
     @property
@@ -131,7 +131,7 @@ class Updates:
 
         A clip norm that follows a quantile is not part of them: the noise follows the norm.
         """
-        pinned = self.terms.model_dump(exclude={"training", "expected_devices", "largest"})
+        pinned = self.terms.as_dict(exclude={"training", "expected_devices", "largest"})
         if self.terms.count_weight:
             del pinned["clip_norm"]
         return pinned

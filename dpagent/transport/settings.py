@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
-
 from dpagent.configuration import read_password, resolve
 from dpagent.errors import ConfigurationError
-from dpagent.settings import FilePath, Settings, WithheldError
+from dpagent.schema.limits import After, Limits
+from dpagent.schema.problems import WithheldError
+from dpagent.settings import FilePath, Settings
 
 _DEFAULT_PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
 _FORMS: Final = (
@@ -40,7 +40,7 @@ def broker_url(url: str) -> str:
     return url
 
 
-BrokerUrl = Annotated[str, AfterValidator(broker_url)]
+BrokerUrl = Annotated[str, After(broker_url)]
 
 _FIELDS: Final = ("random", "cn")
 
@@ -61,9 +61,9 @@ def _topic_prefix(prefix: str) -> str:
     return prefix
 
 
-ClientId = Annotated[str, Field(max_length=200), AfterValidator(_client_id)]
+ClientId = Annotated[str, Limits(max_length=200), After(_client_id)]
 """A template of client ids."""
-TopicPrefix = Annotated[str, Field(max_length=200), AfterValidator(_topic_prefix)]
+TopicPrefix = Annotated[str, Limits(max_length=200), After(_topic_prefix)]
 """Topic levels before a fleet's own."""
 
 
@@ -114,7 +114,7 @@ class MqttSettings(Settings):
     others by it."""
     protocol: Literal["auto", "5", "3.1.1"] = "auto"
     """MQTT version; ``auto`` tries 5 and falls back to 3.1.1."""
-    keepalive_s: int = Field(default=30, ge=5, le=3600)
+    keepalive_s: Annotated[int, Limits(ge=5, le=3600)] = 30
     """Keep-alive interval in seconds."""
 
     @property
@@ -153,7 +153,7 @@ class MqttSettings(Settings):
             )
             if path is not None
         }
-        return self.model_copy(update=changes)
+        return self.with_values(changes)
 
     def tls_context(self) -> ssl.SSLContext:
         """What a connection is verified and encrypted by. The files are read each time, so that a certificate
@@ -203,7 +203,7 @@ class MqttSettings(Settings):
         own."""
         if self.client_id is None or "{random}" in self.client_id:
             return self
-        return self.model_copy(update={"client_id": f"{self.client_id}-{{random}}"})
+        return self.with_values({"client_id": f"{self.client_id}-{{random}}"})
 
     def new_client_id(self, default: str | None) -> str:
         """The client identifier of the next connection; see :meth:`client_id_template`.

@@ -83,13 +83,13 @@ def open_source(data: DataSelection, seed: int, spec: ModelSpec | None = None) -
     columns = opened.columns
     train, not_counted = _finite(_readable(opened))
     if test_settings is None and data.test_share is None and has_test_half(settings):
-        test_settings = settings.model_copy(update={"half": "test"})
+        test_settings = settings.with_values({"half": "test"})
     if test_settings is None:
         parted = _held_out(train, data, seed)
         return replace(parted, columns=columns, inputs=inputs, not_counted=not_counted)
     # The test data number the classes as the training data do.
     if test_settings.classes is None and train.class_names:
-        test_settings = test_settings.model_copy(update={"classes": list(train.class_names)})
+        test_settings = test_settings.with_values({"classes": list(train.class_names)})
     test, without_answer = _finite(_readable(open_dataset(test_settings)))
     if test.shape != train.shape or test.classes > train.classes:
         raise DataError(

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import yaml
-from pydantic import ValidationError
 
 from coordinator.keys import load_signer
 from coordinator.settings import FleetSettings
-from dpagent.configuration import complaint
 from dpagent.errors import UsageError
 from dpagent.learning.data.formats.npz import records_in
 from dpagent.learning.model_files import load_assets, load_model
@@ -22,6 +20,7 @@ from dpagent.learning.training.onnx_graph.signature import graph_digest, known_d
 from dpagent.norm import Norm
 from dpagent.privacy.statement import Trust
 from dpagent.protocol.mixing import key_text
+from dpagent.schema.problems import SchemaError
 from dpagent.storage import write_atomically
 from mixer.keys import load_outer_opener
 from mixer.settings import load_mixer_settings
@@ -66,9 +65,9 @@ def fleet_settings(settings: RunSettings) -> FleetSettings:
         UsageError: Some of them do not go together.
     """
     try:
-        return FleetSettings.model_validate(_fleet("demo", settings, RoundTimes(1.0, 3600.0, 0.0), {}, None))
-    except ValidationError as error:
-        raise UsageError(f"{complaint(error.errors(include_url=False)[0])}.") from error
+        return FleetSettings.checked(_fleet("demo", settings, RoundTimes(1.0, 3600.0, 0.0), {}, None))
+    except SchemaError as error:
+        raise UsageError(f"{error.first.complaint()}.") from error
 
 
 def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAddress) -> RoundTimes:
@@ -195,7 +194,7 @@ def _fleet(
 def _inputs(settings: RunSettings) -> dict[str, Any]:
     """What the records of the whole run were made by, before the devices got theirs as arrays."""
     form = settings.form.inputs
-    return {} if form is None else {"inputs": form.model_dump(exclude_none=True)}
+    return {} if form is None else {"inputs": form.as_dict(only_set=True)}
 
 
 def _budget(settings: RunSettings) -> dict[str, Any]:

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
-
-from dpagent.configuration import complaint, load_settings, resolve
+from dpagent.configuration import load_settings, resolve
 from dpagent.errors import ConfigurationError
+from dpagent.schema.base import rule
+from dpagent.schema.limits import Before, Limits
+from dpagent.schema.problems import SchemaError
 from dpagent.settings import Settings
 from dpagent.wording import counted
 from simulation.request import (
@@ -46,40 +47,45 @@ MOST_RUNS: Final = 1_000
 class Vary(Settings):
     """The values that settings take. One that is left out is as in ``base``."""
 
-    learning_rate: Annotated[list[LearningRate], Field(min_length=1)] | None = None
+    learning_rate: Annotated[list[LearningRate], Limits(min_length=1)] | None = None
     """Of the coordinator's step."""
-    clip_norm: Annotated[list[ClipNorm], Field(min_length=1)] | None = None
+    clip_norm: Annotated[list[ClipNorm], Limits(min_length=1)] | None = None
     """Norm that gradients of records, or updates of devices, are clipped to."""
-    clipping: Annotated[list[ClippingKind], Field(min_length=1)] | None = None
+    clipping: Annotated[list[ClippingKind], Limits(min_length=1)] | None = None
     """Whether the gradient, or the update, is clipped as a whole, by layers or to a quantile."""
-    sampling_rate: Annotated[list[SamplingRate], Field(min_length=1)] | None = None
+    sampling_rate: Annotated[list[SamplingRate], Limits(min_length=1)] | None = None
     """Probability with which each record is in a round's lot."""
-    lot: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)] | None = None
+    lot: Annotated[list[Annotated[float, Limits(gt=0)]], Limits(min_length=1)] | None = None
     """Records that a lot is expected to have, in place of ``sampling_rate``."""
-    schedule: Annotated[list[ScheduleKind], Field(min_length=1)] | None = None
+    schedule: Annotated[list[ScheduleKind], Limits(min_length=1)] | None = None
     """How the budget is spread over the rounds."""
-    step: Annotated[list[ScheduleStep], Field(min_length=1)] | None = None
+    step: Annotated[list[ScheduleStep], Limits(min_length=1)] | None = None
     """Of an incrementing schedule, as a fraction of its maximum."""
-    method: Annotated[list[str], Field(min_length=1)] | None = None
+    method: Annotated[list[str], Limits(min_length=1)] | None = None
     """How the fleet trains."""
-    noise: Annotated[list[str], Field(min_length=1)] | None = None
+    noise: Annotated[list[str], Limits(min_length=1)] | None = None
     """Kind of the noise."""
-    devices: Annotated[list[Devices], Field(min_length=1)] | None = None
-    rounds: Annotated[list[Rounds], Field(min_length=1)] | None = None
-    epsilon: Annotated[list[Epsilon], Field(min_length=1)] | None = None
+    devices: Annotated[list[Devices], Limits(min_length=1)] | None = None
+    rounds: Annotated[list[Rounds], Limits(min_length=1)] | None = None
+    epsilon: Annotated[list[Epsilon], Limits(min_length=1)] | None = None
     """Of the job."""
 
-    @model_validator(mode="after")
-    def _is_consistent(self) -> Vary:
+    @rule
+    def _is_consistent(self) -> None:
         if self.lot is not None and self.sampling_rate is not None:
             raise ValueError("lot and sampling_rate are two names of one setting; expected one of them")
-        for key in self.model_fields_set:
+        for key in self.given:
             values = getattr(self, key)
             if values is not None and len(set(values)) < len(values):
                 raise ValueError(f"{key} has a value twice; expected different ones")
-        if not any(getattr(self, key) for key in self.model_fields_set):
-            raise ValueError(f"nothing is varied; expected one of {', '.join(type(self).model_fields)}")
-        return self
+        if not any(getattr(self, key) for key in self.given):
+            raise ValueError(f"nothing is varied; expected one of {', '.join(type(self).names)}")
+
+
+def _without_seed(base: Any) -> Any:
+    if isinstance(base, dict) and "seed" in base:
+        raise ValueError("base has a seed; expected the list seeds beside base")
+    return base
 
 
 class SweepFile(Settings):
@@ -87,33 +93,25 @@ class SweepFile(Settings):
 
     records: Literal["public", "private"]
     """Whether the training records may be published. With private ones, the page says what it costs them."""
-    base: VirtualRequest = VirtualRequest()
+    base: Annotated[VirtualRequest, Before(_without_seed)] = VirtualRequest()
     """What all runs have in common: the keys are those of a run."""
     vary: Vary
-    seeds: Annotated[tuple[Seed, ...], Field(min_length=1, strict=False)] = (0,)
+    seeds: Annotated[tuple[Seed, ...], Limits(min_length=1)] = (0,)
     """Of splits and initial weights: each setting is run once for each."""
 
-    @field_validator("base", mode="before")
-    @classmethod
-    def _base_has_no_seed(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "seed" in value:
-            raise ValueError("base has a seed; expected the list seeds beside base")
-        return value
-
-    @model_validator(mode="after")
-    def _names_each_setting_once(self) -> SweepFile:
-        for key in self.vary.model_fields_set:
-            if key in self.base.model_fields_set:
+    @rule
+    def _names_each_setting_once(self) -> None:
+        for key in self.vary.given:
+            if key in self.base.given:
                 raise ValueError(f"{key} is in base and in vary; expected it in one of them")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds has a value twice; expected different ones")
         if (runs := len(self.settings()) * len(self.seeds)) > MOST_RUNS:
             raise ValueError(f"the sweep has {counted(runs, 'run')}; expected at most {MOST_RUNS:,}")
-        return self
 
     def settings(self) -> list[dict[str, Any]]:
         """Each combination of the values, in the order of the file."""
-        varied = {key: getattr(self.vary, key) for key in Vary.model_fields if getattr(self.vary, key)}
+        varied = {key: getattr(self.vary, key) for key in Vary.names if getattr(self.vary, key)}
         return [dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())]
 
 
@@ -155,14 +153,14 @@ def load_sweep(file: Path) -> SweepFile:
     sweep = load_settings(file, SweepFile)
     data = sweep.base.data
     paths = {
-        name: settings.model_copy(update={"path": resolve(_as_written(settings.path), file).absolute()})
+        name: settings.with_values({"path": resolve(_as_written(settings.path), file).absolute()})
         for name in ("train", "test")
         if (settings := getattr(data, name)) is not None
     }
-    base = sweep.base.model_copy(update={"data": data.model_copy(update=paths)}) if paths else sweep.base
+    base = sweep.base.with_values({"data": data.with_values(paths)}) if paths else sweep.base
     if base.model is not None and base.model.endswith((".yaml", ".yml")):
-        base = base.model_copy(update={"model": str(resolve(Path(base.model), file).absolute())})
-    return sweep.model_copy(update={"base": base})
+        base = base.with_values({"model": str(resolve(Path(base.model), file).absolute())})
+    return sweep.with_values({"base": base})
 
 
 def runs_of(sweep: SweepFile, file: Path) -> list[SweepRun]:
@@ -176,16 +174,15 @@ def runs_of(sweep: SweepFile, file: Path) -> list[SweepRun]:
         ConfigurationError: A setting is impossible.
     """
     runs: list[SweepRun] = []
-    given = {key: getattr(sweep.base, key) for key in sweep.base.model_fields_set}
+    given = {key: getattr(sweep.base, key) for key in sweep.base.given}
     for place, varied in enumerate(sweep.settings(), start=1):
         changes = {key: value for key, value in varied.items() if key != "lot"}
         for seed in sweep.seeds:
             try:
-                request = VirtualRequest.model_validate(given | changes | {"seed": seed})
-            except ValidationError as error:
-                problem = error.errors(include_url=False)[0]
+                request = VirtualRequest.checked(given | changes | {"seed": seed})
+            except SchemaError as error:
                 raise ConfigurationError(
-                    f"{file}: setting {place} ({setting_in_words(varied)}): {complaint(problem)}."
+                    f"{file}: setting {place} ({setting_in_words(varied)}): {error.first.complaint()}."
                 ) from error
             runs.append(SweepRun(len(runs) + 1, place, varied, request))
     return runs
@@ -208,7 +205,7 @@ def with_lot(request: VirtualRequest, lot: float, records_per_device: int, where
             f"{where}: a lot of {counted(lot, 'record')}; expected at most {records_per_device}, as each "
             "device has."
         )
-    return request.model_copy(update={"sampling_rate": lot / records_per_device})
+    return request.with_values({"sampling_rate": lot / records_per_device})
 
 
 def _as_written(path: Path) -> Path:

@@ -10,6 +10,7 @@ import yaml
 from coordinator.settings import JobSettings
 from dpagent.errors import ConfigurationError
 from dpagent.learning.models.built_ins import BUILT_IN
+from dpagent.schema.json_values import json_values
 from dpagent.storage import write_atomically
 from simulation.programs.configurations import fleet_settings
 from simulation.virtual.settings import VirtualSettings
@@ -31,7 +32,7 @@ def job_values(settings: VirtualSettings) -> dict[str, Any]:
             "model file in the sweep's base, and sweep again."
         )
     job = fleet_settings(settings).job()
-    values = job.model_dump(mode="json", include={*_OF_A_JOB}, exclude_unset=True, exclude_none=True)
+    values: dict[str, Any] = json_values(job.as_dict(include={*_OF_A_JOB}, only_given=True, only_set=True))
     if settings.model not in BUILT_IN:
         values["model"]["name"] = str(Path(settings.model).absolute())
     return values
@@ -50,6 +51,6 @@ def write_job_file(settings: VirtualSettings, file: Path, remarks: str) -> None:
         StorageError: It cannot be written.
     """
     values = job_values(settings)
-    JobSettings.model_validate(values)
+    JobSettings.checked(values)
     comment = "".join(f"# {line}\n" for line in remarks.splitlines())
     write_atomically(file, (comment + yaml.safe_dump(values, sort_keys=False, allow_unicode=True)).encode())

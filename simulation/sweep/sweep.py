@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from dpagent.errors import ClusterError, ConfigurationError, DpagentError
-from dpagent.json_values import finite
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.model_files import find_model
+from dpagent.schema.json_values import json_values
 from dpagent.storage import StateDirectory, disk_errors, write_atomically
 from dpagent.wording import named
 from simulation.choices import wanted_model
@@ -207,7 +207,7 @@ class Sweep:
         return self._sources[key]
 
     def _identity(self) -> dict[str, Any]:
-        asked = self.asked.model_dump(mode="json", exclude_unset=True)
+        asked = json_values(self.asked.as_dict(only_given=True))
         return {"sweep": asked, "data": look_of_data(self.asked.base.data)}
 
     def _require_match(self) -> None:
@@ -240,7 +240,7 @@ class Sweep:
             "seed": run.request.seed,
             "seconds": outcome.seconds,
             "settings": outcome.settings,
-            "results": finite(outcome.results),
+            "results": json_values(outcome.results),
         }
         write_atomically(file, json.dumps(values).encode())
         self.done[outcome.run.number] = outcome
@@ -259,7 +259,7 @@ def computed(request: VirtualRequest, source: Source) -> tuple[dict[str, Any], d
     with tempfile.TemporaryDirectory(prefix="dpagent-sweep-") as directory:
         fleet = VirtualFleet(request, Path(directory) / "run", source=source)
         record = fleet.run_here()
-    return as_json(record), fleet.settings.model_dump(mode="json"), time.monotonic() - began
+    return as_json(record), json_values(fleet.settings), time.monotonic() - began
 
 
 def in_memory(source: Source) -> Source:
@@ -278,4 +278,4 @@ def _array(dataset: Dataset) -> Dataset:
 
 def settings_of(outcome: RunOutcome) -> VirtualSettings:
     """The settings of a run that is done."""
-    return VirtualSettings.model_validate_json(json.dumps(outcome.settings))
+    return VirtualSettings.from_json(json.dumps(outcome.settings))

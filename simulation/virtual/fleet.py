@@ -207,7 +207,7 @@ class VirtualFleet:
         fleet, file = fleet_settings(self.settings), self.layout.model_file
         if not file.exists():
             return fleet
-        return fleet.model_copy(update={"model": fleet.model.model_copy(update={"name": str(file)})})
+        return fleet.with_values({"model": fleet.model.with_values({"name": str(file)})})
 
     @contextmanager
     def _begun(self, listener: Listener) -> Iterator[None]:

@@ -44,5 +44,5 @@ class VirtualSettings(RunSettings):
     @classmethod
     def of(cls, settings: RunSettings, request: VirtualRequest) -> VirtualSettings:
         """The settings of a virtual fleet that trains as a fleet of programs with ``settings`` does."""
-        values = {name: getattr(settings, name) for name in RunSettings.model_fields}
-        return cls.model_validate({**values, "insecure_noise_seed": request.insecure_noise_seed})
+        values = {name: getattr(settings, name) for name in RunSettings.names}
+        return cls.checked({**values, "insecure_noise_seed": request.insecure_noise_seed})

@@ -74,7 +74,7 @@ def a_board_takes_each_certificate_at_once(disk: Path, elsewhere: Path) -> None:
 
     lengths = [issued(authority, identity.certificate, more) for more in (3_500, LONGEST, 10, 7_000)]
     with played(authority, elsewhere, answer) as code:
-        settings = AgentSettings.model_validate(
+        settings = AgentSettings.checked(
             agent_values(
                 None, Signer(bytes(32), "testers").public_key,
                 mqtt={"url": "mqtts://h", "cert_file": cert_file, "key_file": key_file},

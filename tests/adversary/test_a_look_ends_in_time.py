@@ -84,7 +84,7 @@ class SlowToFail(Dataset):
 
 
 def test_a_look_is_counted_with_all_the_attempts_that_its_records_have(tmp_path: Path) -> None:
-    settings = DataSettings.model_validate(
+    settings = DataSettings.checked(
         {"name": "mine", "path": tmp_path, "kind": "images", "decoding": {"seconds": SECONDS}}
     )
     priced_s = LOOK_S / most_new(settings)

@@ -39,7 +39,7 @@ def phase_of(device: devices.Device, plan: Plan) -> Phase:
 def test_a_round_whose_job_has_ended_is_decided_on_no_more(tmp_path: Path) -> None:
     with open_device(tmp_path) as device:
         device.take_plan(STRONG)  # and no model
-        device.take_plan(STRONG.model_copy(update={"state": "finished"}))
+        device.take_plan(STRONG.with_values({"state": "finished"}))
         assert phase_of(device, CHEAP) is Phase.SETTLED
         device.give()
         device.advance()

@@ -41,8 +41,8 @@ def test_a_restart_looks_at_no_record_and_an_ordinary_look_finds_what_is_new(tmp
     root, state = tmp_path / "photos", tmp_path / "state"
     state.mkdir()
     folder_of(root, *(f"{number % 3}/{number}.png" for number in range(COUNT)), width=8, height=8)
-    given = DataSettings.model_validate({"name": "mine", "path": root, "max_records": COUNT})
-    settings = DataSettings.model_validate(declare(given)[0].model_dump(exclude_unset=True))
+    given = DataSettings.checked({"name": "mine", "path": root, "max_records": COUNT})
+    settings = DataSettings.checked(declare(given)[0].as_dict(only_given=True))
     first = Records(settings, state)
     used_before = first.attempt(lambda dataset: dataset.digests().tobytes())
     write(root / "0" / "slow.jpg", slow_jpeg())

@@ -89,10 +89,8 @@ def test_a_step_of_plain_training_is_the_same_without_records(
     tmp_path: Path, work: Counter[str], records: int
 ) -> None:
     plan = report_plan()
-    of_one = plan.release.training.model_copy(update={"batch": 1, "steps": 7})
-    task = RoundTask.of(
-        plan.model_copy(update={"release": plan.release.model_copy(update={"training": of_one})})
-    )
+    of_one = plan.release.training.with_values({"batch": 1, "steps": 7})
+    task = RoundTask.of(plan.with_values({"release": plan.release.with_values({"training": of_one})}))
     trainer = board(tmp_path, records)
     prepared = trainer.prepare(task, {}, WEIGHTS)
     work.clear()

@@ -85,7 +85,7 @@ def test_with_a_mixer_a_guess_is_chance() -> None:
 
 def test_one_plan_for_each_device_is_not_mixed_with_others() -> None:
     """Of a plan for each device, with fewer fragments than ``least``, nothing leaves."""
-    own_plans = [MIXED.model_copy(update={"job": bytes([device]) * 16}) for device in range(DEVICES)]
+    own_plans = [MIXED.with_values({"job": bytes([device]) * 16}) for device in range(DEVICES)]
     pools = pools_for(*own_plans, batch=64, least=32, longest_s=1.0)
     for own in own_plans:
         for position in range(FRAGMENTS):

@@ -74,12 +74,12 @@ def test_the_limit_on_memory_lets_every_picture_within_the_bound_pass_and_is_rea
     for name in LARGE:
         write(tmp_path / "photos" / "0" / name, hostile.PICTURES[name]())
     given = {"name": "mine", "path": tmp_path / "photos", "max_records": 9} | DECLARED
-    tight = DataSettings.model_validate(given | {"decoding": {"memory_mib": 16}})
+    tight = DataSettings.checked(given | {"decoding": {"memory_mib": 16}})
     small = Records(tight, tmp_path).dataset
     assert len(small) == 0
     assert len(small.origin.left_out) == len(LARGE)
     # Its owner does as the log advises.
-    assert len(Records(DataSettings.model_validate(given), tmp_path).dataset) == len(LARGE)
+    assert len(Records(DataSettings.checked(given), tmp_path).dataset) == len(LARGE)
 
 
 class Scene:

@@ -80,7 +80,7 @@ class Fleet:
     def announce(self, number: int, **changes: Any) -> None:
         """The key of a round, and no later one, and its plan."""
         self.plans[number] = plan(number, **changes)
-        keys = self.desk.keys.model_copy(update={"moduli": self.desk.keys.moduli[:number]})
+        keys = self.desk.keys.with_values({"moduli": self.desk.keys.moduli[:number]})
         for board in self.boards:
             board.device.tokens.watch.take_keys(SIGNER.sign(keys, "token-keys"))
             board.device.take_plan(self.plans[number], confirmed=False)

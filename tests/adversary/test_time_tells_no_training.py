@@ -243,7 +243,7 @@ def test_a_look_beside_a_preparation_that_is_broken_off_does_not_put_the_next_ro
 
 
 def test_a_slot_too_short_to_hide_anything_is_declined(device: Device) -> None:
-    limits = device.cycle._limits.model_copy(update={"minimum_compute_slot_s": SLOT_S})
+    limits = device.cycle._limits.with_values({"minimum_compute_slot_s": SLOT_S})
     device.cycle._limits = device.cycle._questions._limits = limits
     device.take_plan(make_plan(compute_slot_s=0.005))
     device.give()

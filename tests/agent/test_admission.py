@@ -288,9 +288,7 @@ def test_a_job_that_has_begun_ends_where_the_owner_lowers_the_limit_on_its_price
     state = states(50.0)
     take_part(state, make_plan())
     task = make_task(round=2)
-    at_it, below = (
-        LIMITS.model_copy(update={"maximum_job_epsilon": WHOLE * factor}) for factor in (1.001, 0.999)
-    )
+    at_it, below = (LIMITS.with_values({"maximum_job_epsilon": WHOLE * factor}) for factor in (1.001, 0.999))
     admit(task, DATA, state.ledger.books, DATASET, at_it, now=0.0)
     with pytest.raises(BeyondLimitError, match=r"the job's ε is .*limits\.maximum_job_epsilon"):
         admit(task, DATA, state.ledger.books, DATASET, below, now=0.0)
@@ -395,16 +393,16 @@ def test_a_ledger_that_is_full_takes_no_more_charges(states: Any) -> None:
     for number in (2, 3):
         take_part(state, make_plan(round=number, **free))
     task = make_task(job=b"n" * 16, **free)
-    room = LIMITS.model_copy(update={"maximum_charges": 5})
+    room = LIMITS.with_values({"maximum_charges": 5})
     (price,) = admit(task, DATA, state.ledger.books, DATASET, room, now=0.0)
     assert price.job_epsilon < 1e-6
-    full = LIMITS.model_copy(update={"maximum_charges": 4})
+    full = LIMITS.with_values({"maximum_charges": 4})
     with pytest.raises(BeyondLimitError, match=r"is 5; this device accepts at most 4 .*maximum_charges"):
         admit(task, DATA, state.ledger.books, DATASET, full, now=0.0)
 
 
 def test_a_method_that_this_device_takes_no_part_in_is_declined(states: Any) -> None:
-    limits = LIMITS.model_copy(update={"methods": ("incrementing",)})
+    limits = LIMITS.with_values({"methods": ("incrementing",)})
     with pytest.raises(
         BeyondLimitError, match=r"the method is dp-sgd.* accepts incrementing .*limits\.methods"
     ):
@@ -414,10 +412,10 @@ def test_a_method_that_this_device_takes_no_part_in_is_declined(states: Any) -> 
 
 def test_a_party_that_this_device_does_not_trust_is_declined(states: Any) -> None:
     task, state = RoundTask.of(update_plan()), states(50.0)
-    limits = LIMITS.model_copy(update={"methods": ("central",)})
+    limits = LIMITS.with_values({"methods": ("central",)})
     with pytest.raises(BeyondLimitError, match=r"coordinator; this device accepts none .limits\.trust"):
         admit(task, DATA, state.ledger.books, DATASET, limits, now=0.0)
-    trusting = limits.model_copy(update={"trust": (Trust.NONE, Trust.COORDINATOR)})
+    trusting = limits.with_values({"trust": (Trust.NONE, Trust.COORDINATOR)})
     with pytest.raises(Declined, match=r"no lifetime budget for 'digits@coordinator'.*budget\.coordinator"):
         admit(task, DATA, state.ledger.books, DATASET, trusting, now=0.0)
 
@@ -441,7 +439,7 @@ def test_a_guarantee_of_another_kind_is_declined(
     """A ledger adds up ε only where unit, neighbours and trust are alike."""
     other: Any = type("Other", (DiscretisedGaussian,), {"name": "other-guarantee", part: value})
     plant(monkeypatch, other)
-    limits = LIMITS.model_copy(update={"trust": tuple(Trust)})
+    limits = LIMITS.with_values({"trust": tuple(Trust)})
     task, ledger = make_task(mechanism={"name": "other-guarantee"}), states(50.0).ledger
     with pytest.raises(Declined, match="other-guarantee") as caught:
         admit(task, DATA, ledger.books, DATASET, limits, now=0.0)

@@ -141,7 +141,7 @@ def test_a_round_that_was_declined_is_decided_again_when_it_is_announced_again(
             lambda: rows(file, DECLINED),
             "the note",
         )
-        announcer.announce(plan.model_copy(update={"deadline": plan.deadline + 600}))
+        announcer.announce(plan.with_values({"deadline": plan.deadline + 600}))
         wait_until(lambda: charges(file), "the charge")
 
 
@@ -153,7 +153,7 @@ def test_a_round_is_charged_once_though_it_is_announced_again_and_again(
         announcer.announce(plan)
         agent.clock.advance_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 10.0)
         for seconds in (1.0, 2.0):
-            announcer.announce(plan.model_copy(update={"deadline": plan.deadline + seconds}))
+            announcer.announce(plan.with_values({"deadline": plan.deadline + seconds}))
         announcer.confirm(ids(announcer, fleet).pop())
         announcer.announce(plan_for(fleet, round=2))
         both = 2 * BLOCKS

@@ -51,14 +51,12 @@ def test_missing_data_and_a_missing_password_leave_the_state_free(
     tmp_path: Path, announcer: Announcer
 ) -> None:
     settings = calm_settings(write_agent(tmp_path, None, announcer.signer.public_key))
-    wrong = settings.model_copy(
-        update={"data": settings.data.model_copy(update={"path": tmp_path / "no.npz"})}
-    )
+    wrong = settings.with_values({"data": settings.data.with_values({"path": tmp_path / "no.npz"})})
     with pytest.raises(DataError):
         Agent(wrong)
-    missing = settings.mqtt.model_copy(update={"username": "u", "password_file": tmp_path / "none"})
+    missing = settings.mqtt.with_values({"username": "u", "password_file": tmp_path / "none"})
     with pytest.raises(ConfigurationError) as caught:
-        Agent(settings.model_copy(update={"mqtt": missing}))
+        Agent(settings.with_values({"mqtt": missing}))
     assert "password_file" in str(caught.value)
     # The error is still in hand, as it is for a caller who shows it and tries again.
     open_state(settings.state_dir, Budget(4.0, 1e-4)).close()

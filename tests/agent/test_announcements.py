@@ -62,7 +62,7 @@ def test_a_plan_that_is_announced_again_moves_nothing_and_one_in_between_does(de
     device.advance()
     times = device.state.spool.due(1e300, 100)
     device.clock.advance(100.0)
-    device.take_plan(plan.model_copy(update={"deadline": 3e9}))
+    device.take_plan(plan.with_values({"deadline": 3e9}))
     assert device.state.spool.due(1e300, 100) == times
     device.take_plan(make_plan(job=OTHER_JOB, deadline=1.0))
     device.take_plan(plan)

@@ -96,14 +96,14 @@ def take(state: AgentState, task: RoundTask, weights: NDArray[np.float32] | None
 
 def changed(task: RoundTask, **terms: Any) -> RoundTask:
     """The task of a plan with another cap section, or other noise."""
-    values = task.plan.model_dump()
+    values = task.plan.as_dict()
     release = values["release"]
     release["mechanism"]["noise_multipliers"] = terms.pop(
         "noise_multipliers", release["mechanism"]["noise_multipliers"]
     )
     release["mechanism"]["parameters"] |= terms.pop("parameters", {})
     release["cap"] |= terms
-    return RoundTask.of(Plan.model_validate(values))
+    return RoundTask.of(Plan.checked(values))
 
 
 # --- as planned -----------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_terms_of_a_job_that_change_after_its_first_round_are_declined(tmp_path:
         second = coordinator.task(2, WIDE)
         cap = second.release.terms.cap
         assert isinstance(cap, BoundedTerms)
-        schedule = cap.schedule.model_dump()
+        schedule = cap.schedule.as_dict()
         for change in (
             {"epsilon": 50.0}, {"rounds": 5}, {"floor": 1.0}, {"regularisation": 2.0},
             {"schedule": schedule | {"kind": "linear"}}, {"parameters": {"resolution": 1 << 20}},
@@ -261,16 +261,16 @@ def test_terms_of_a_job_that_change_after_its_first_round_are_declined(tmp_path:
 
 def test_truncated_noise_without_its_cap_and_its_cap_without_it_are_refused(tmp_path: Path) -> None:
     task = Coordinator(fleet(tmp_path)).task(1, WIDE)
-    values = task.plan.model_dump()
+    values = task.plan.as_dict()
     clamp = {"kind": "clamp", "where": "coordinator", "regularisation": 1.0, "floor": 1.0}
     laplace = values["release"]["mechanism"] | {
         "name": "discrete-laplace", "parameters": {"resolution": 1 << 24},
     }  # fmt: skip
     for change in ({"cap": clamp}, {"mechanism": laplace}):
         with pytest.raises(PlanError, match="do not go together"):
-            RoundTask.of(Plan.model_validate(values | {"release": values["release"] | change}))
+            RoundTask.of(Plan.checked(values | {"release": values["release"] | change}))
     with pytest.raises(PlanError, match="do not go together"):
-        RoundTask.of(Plan.model_validate(values | {"method": "dp-sgd"}))
+        RoundTask.of(Plan.checked(values | {"method": "dp-sgd"}))
 
 
 # --- its ledger -----------------------------------------------------------------------------------

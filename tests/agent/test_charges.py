@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from fleets import make_plan, make_task, records, terms
 from ledgers import BUDGET, DATASET, charge_and_spool, charge_for, open_state
-from pydantic import TypeAdapter, ValidationError
 
 from agent.charges import Budget, BudgetChange, Charge, SumCharge
 from agent.columns import SCOPES
@@ -21,8 +20,9 @@ from dpagent.privacy.ranges import AccountantName
 from dpagent.privacy.statement import Trust
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
-
-CHARGES = TypeAdapter(SumCharge)
+from dpagent.schema.base import checked_as, read_json
+from dpagent.schema.json_values import json_of
+from dpagent.schema.problems import SchemaError
 
 
 def made_of(task: RoundTask) -> Charge:
@@ -49,10 +49,10 @@ def test_a_charge_rebuilds_the_mechanism_of_its_round(number: int) -> None:
 
 def test_a_charge_comes_through_json_and_takes_nothing_else() -> None:
     made = charge()
-    assert CHARGES.validate_json(CHARGES.dump_json(made)) == made
+    assert read_json(SumCharge, json_of(made)) == made
     for odd in ({"colour": 1}, {"round": 2.5}, {"job_epsilon": "2"}):
-        with pytest.raises(ValidationError):
-            CHARGES.validate_python(CHARGES.dump_python(made) | odd)
+        with pytest.raises(SchemaError):
+            checked_as(SumCharge, asdict(made) | odd)
 
 
 def test_the_account_is_of_the_kind_and_on_the_grid_that_the_charge_names() -> None:

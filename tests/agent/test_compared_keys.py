@@ -18,7 +18,7 @@ from dpagent.protocol.witnesses import Witness
 def two_lists(desk: Desk) -> tuple[bytes, bytes]:
     """Signed lists that disagree on round 2."""
     moduli = [desk.keys.moduli[0], private_key(9, BLOCKS).modulus.to_bytes(256, "big")]
-    return desk.signed_keys, SIGNER.sign(desk.keys.model_copy(update={"moduli": moduli}), "token-keys")
+    return desk.signed_keys, SIGNER.sign(desk.keys.with_values({"moduli": moduli}), "token-keys")
 
 
 def test_two_signed_lists_that_disagree_end_the_job_for_the_device(tmp_path: Path) -> None:

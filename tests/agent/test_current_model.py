@@ -84,7 +84,7 @@ def test_weights_that_are_not_finite_are_refused(value: float) -> None:
 
 def settings_in(directory: Path) -> AgentSettings:
     state = str(directory / "state")
-    return AgentSettings.model_validate(
+    return AgentSettings.checked(
         agent_values(None, SIGNER.public_key, state_dir=state, model={"keep": "current"})
     )
 

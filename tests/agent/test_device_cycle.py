@@ -192,7 +192,7 @@ def test_weights_that_are_not_finite_are_declined_before_anything_is_computed(
     assert (device.charged(), device.pending()) == ([], {})
     device.take_plan(plan)
     assert not device.is_ready, "announced again, not decided again"
-    device.take_plan(plan.model_copy(update={"deadline": plan.deadline + 1}))
+    device.take_plan(plan.with_values({"deadline": plan.deadline + 1}))
     device.clock.advance(60.0)
     assert device.is_ready, "put off, decided again"
 

@@ -105,8 +105,8 @@ def test_an_agent_whose_disk_has_had_enough_waits_for_the_next_day_also_after_a_
     announcer: Announcer, file: Path, fleet: str, tmp_path: Path
 ) -> None:
     tree, clock = BoardTree(tmp_path / "board"), MovableClock()
-    settings = calm_settings(file).model_copy(
-        update={"governor": GovernorSettings(most_written_mib_per_day=2), "engine": "numpy"}
+    settings = calm_settings(file).with_values(
+        {"governor": GovernorSettings(most_written_mib_per_day=2), "engine": "numpy"}
     )
 
     def agent() -> Running:
@@ -137,5 +137,5 @@ def test_a_profile_of_a_board_states_what_its_storage_bears_and_its_times(name: 
     is_pc = profile.board.architecture == "x86_64"
     assert (profile.governor.most_written_mib_per_day is None) is is_pc
     assert {"minimum_compute_slot_s", "minimum_jitter_window_s", "messages_per_second"} <= (
-        profile.limits.model_fields_set
+        profile.limits.given
     )

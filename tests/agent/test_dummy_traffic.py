@@ -170,7 +170,7 @@ def test_a_round_that_is_too_short_is_answered_by_nothing_and_decided_on_again(
         device.advance()
         assert (device.charged(), device.pending()) == ([], {})
         assert state_of(device, plan) is RoundState.DECLINED
-        device.take_plan(plan.model_copy(update={"deadline": now + 60.0}))
+        device.take_plan(plan.with_values({"deadline": now + 60.0}))
         device.clock.advance(1.0)
         for _ in range(100):
             device.clock.advance(PERIOD_S)
@@ -184,7 +184,7 @@ def test_a_round_is_sat_out_once_and_for_all(tmp_path: Path) -> None:
     """Fragments beside its dummies would show: after a restart, when the deadline is put off, and when the
     plan comes back after another job."""
     plan = declined_plan()
-    later = plan.model_copy(update={"deadline": plan.deadline + 1.0})
+    later = plan.with_values({"deadline": plan.deadline + 1.0})
     with open_device(tmp_path, **ON) as device:
         device.give()
         device.take_plan(plan)
@@ -231,7 +231,7 @@ def test_a_round_is_over_for_good_however_many_come_after_it(
         for number in range(1, 8):
             assert answered(device, declined_plan(job=bytes([number]) * 16))
         assert device.state.round(JOB.hex(), 2) is None, "its row is forgotten"
-        for plan in (old, old.model_copy(update={"deadline": old.deadline + 1.0})):
+        for plan in (old, old.with_values({"deadline": old.deadline + 1.0})):
             assert not answered(device, plan)
     with open_device(tmp_path, **settings) as device:
         device.give()
@@ -248,7 +248,7 @@ def test_a_device_is_silent_in_jobs_that_it_could_not_remember(tmp_path: Path, s
     it would take part or not; a job that it remembers goes on."""
     limits = {"dummy_traffic": True, "maximum_charges": 6, "maximum_model_mib": 1}
     large = make_plan(job=b"m" * 16)
-    large = large.model_copy(update={"model": large.model.model_copy(update={"size": 2 << 20})})
+    large = large.with_values({"model": large.model.with_values({"size": 2 << 20})})
     with open_device(tmp_path, limits=limits | (SPENT["limits"] if sits_out else {})) as device:
         device.give()
         assert answered(device, make_plan(job=JOB, round=1))
@@ -432,12 +432,12 @@ def begins_after(
 
         device.cycle._questions.price, device.worker.prepare = slow_admit, slow_prepare  # type: ignore[method-assign]
         publisher._epoch = device.clock.monotonic() - grid * PERIOD_S
-        began_at, plan = device.clock.monotonic(), NEXT.model_copy(update={"job": JOB})
+        began_at, plan = device.clock.monotonic(), NEXT.with_values({"job": JOB})
         device.take_plan(plan)
         device.cycle.advance()
         first = unanswered[0][2]
         if ending == "is too late":
-            device.take_plan(plan.model_copy(update={"deadline": device.clock.unix() + 2e-3}))
+            device.take_plan(plan.with_values({"deadline": device.clock.unix() + 2e-3}))
         if ending == "is replaced":
             device.take_plan(NEXT)
         pass_time(began_at + trial_s + 1.1 * PRICE_S - device.clock.monotonic())

@@ -84,7 +84,7 @@ def test_a_models_command_that_hangs_is_given_up(tmp_path: Path, caplog: pytest.
     command, clock, data = tmp_path / "command", MovableClock(), b"model"
     (tmp_path / "state").mkdir()
     values = agent_values(None, KEY, state_dir=str(tmp_path / "state"), model={"command": [str(command)]})
-    latest = LatestModel(AgentSettings.model_validate(values), clock)
+    latest = LatestModel(AgentSettings.checked(values), clock)
     with hanging(command):
         latest.take(AssetTerms(role="model", digest=content_digest(data), size=len(data)), data)
 

@@ -81,7 +81,7 @@ def test_a_round_whose_deadline_passes_meanwhile_is_declined_and_costs_nothing(t
         tree.heat(COOL)
         pass_time(device, SLOT_S)
         assert state_of(device) is RoundState.DECLINED
-        device.take_plan(plan.model_copy(update={"deadline": plan.deadline + 600.0}))
+        device.take_plan(plan.with_values({"deadline": plan.deadline + 600.0}))
         pass_time(device, 4 * SLOT_S)
         assert device.charged() == [1]
 

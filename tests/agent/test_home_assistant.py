@@ -182,5 +182,5 @@ def test_the_boards_id_there_is_its_own_and_stays(tmp_path: Path, broker: Broker
     file = board_file(tmp_path, broker)
     first, again = board_id(settings_of(file)), board_id(settings_of(file))
     assert first == again
-    other = settings_of(file).model_copy(update={"fleet": "another"})
+    other = settings_of(file).with_values({"fleet": "another"})
     assert board_id(other) != first

@@ -38,7 +38,7 @@ def test_lists_without_end_take_no_room_without_end(device: Device, desk: Desk) 
     for number in range(300):
         job = number.to_bytes(16, "big")
         one, two = (
-            SIGNER.sign(desk.keys.model_copy(update={"job": job, "moduli": [modulus]}), "token-keys")
+            SIGNER.sign(desk.keys.with_values({"job": job, "moduli": [modulus]}), "token-keys")
             for modulus in (b"\xff" * 256, b"\xfe" * 255 + b"\1")
         )
         watch.take_keys(one)
@@ -54,14 +54,14 @@ def test_lists_without_end_take_no_room_without_end(device: Device, desk: Desk) 
 def test_lists_of_old_jobs_from_another_device_do_not_hide_the_keys(device: Device, desk: Desk) -> None:
     """Any member may show again what the coordinator once signed."""
     for number in range(100):
-        old = desk.keys.model_copy(update={"job": number.to_bytes(16, "big")})
+        old = desk.keys.with_values({"job": number.to_bytes(16, "big")})
         device.tokens.watch.take_evidence(SIGNER.sign(old, "token-keys"))
     assert device.tokens.watch.keys(JOB) == desk.keys
 
 
 def test_of_lists_that_disagree_two_are_told(device: Device, desk: Desk) -> None:
     for number in range(20):
-        other = desk.keys.model_copy(update={"moduli": [b"\xff" * 255 + bytes([2 * number + 1])]})
+        other = desk.keys.with_values({"moduli": [b"\xff" * 255 + bytes([2 * number + 1])]})
         device.tokens.watch.take_keys(SIGNER.sign(other, "token-keys"))
     for _ in range(15):
         device.clock.advance(1.0)
@@ -72,8 +72,8 @@ def test_of_lists_that_disagree_two_are_told(device: Device, desk: Desk) -> None
 def test_a_start_takes_the_newest_keys_and_no_list_of_another_coordinator(
     tmp_path: Path, desk: Desk, identity: Identity
 ) -> None:
-    newer = desk.keys.model_copy(update={"first_round": 2, "moduli": desk.keys.moduli[1:]})
-    older = desk.keys.model_copy(update={"moduli": desk.keys.moduli[:2]})
+    newer = desk.keys.with_values({"first_round": 2, "moduli": desk.keys.moduli[1:]})
+    older = desk.keys.with_values({"moduli": desk.keys.moduli[:2]})
     former = Signer(new_signing_secret(), "testers")
     with open_device(tmp_path / "device", identity=identity) as device:
         for each in (newer, older):

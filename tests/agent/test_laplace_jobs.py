@@ -166,7 +166,7 @@ def test_jobs_of_both_mechanisms_follow_each_other_on_one_ledger(tmp_path: Path)
 
 
 def test_a_device_takes_part_only_if_its_owner_lists_the_method(tmp_path: Path) -> None:
-    limits = LIMITS.model_copy(update={"methods": ("dp-sgd",)})
+    limits = LIMITS.with_values({"methods": ("dp-sgd",)})
     with (
         closing(open_state(tmp_path)) as state,
         pytest.raises(BeyondLimitError, match=r"incrementing.*limits\.methods"),

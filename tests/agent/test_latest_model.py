@@ -23,7 +23,6 @@ from exported_models import write_model
 from fleets import agent_values, make_plan, write_agent
 from kept_models import kept_here
 from observers import Announcer
-from pydantic import ValidationError
 
 import agent.model_keeping
 from agent.data_settings import DataSettings
@@ -35,6 +34,7 @@ from dpagent.diagnosis import Verdict
 from dpagent.protocol.chunks import chunked, content_digest
 from dpagent.protocol.messages import AssetTerms, Plan
 from dpagent.protocol.signing import Signer
+from dpagent.schema.problems import SchemaError
 
 KEY = Signer(bytes(range(32)), "testers").public_key
 _numbers = itertools.count()
@@ -53,7 +53,7 @@ def kept(latest: LatestModel, data: bytes) -> None:
 def settings_in(directory: Path, **model: Any) -> AgentSettings:
     (directory / "state").mkdir(exist_ok=True)
     values = agent_values(None, KEY, state_dir=str(directory / "state"), model=model)
-    return AgentSettings.model_validate(values)
+    return AgentSettings.checked(values)
 
 
 @pytest.fixture
@@ -62,10 +62,10 @@ def clock() -> MovableClock:
 
 
 def test_a_plan_for_an_open_round_has_no_finished_model() -> None:
-    model = asset_of(b"model").model_dump()
+    model = asset_of(b"model").as_dict()
     assert make_plan(state="finished", assets=[model]).finished_model == asset_of(b"model")
     assert make_plan(state="finished").finished_model is None
-    with pytest.raises(ValidationError, match="state is finished"):
+    with pytest.raises(SchemaError, match="state is finished"):
         make_plan(assets=[model])
 
 
@@ -221,16 +221,14 @@ def test_a_board_that_declares_other_inputs_than_the_model_is_told(
     (tmp_path / "state").mkdir()
     declared = {"kind": "csv", "path": "walks", "classes": 3, "csv": csv, "shape": None, "dtype": None}
     values = agent_values(None, KEY, state_dir=str(tmp_path / "state"), data=declared)
-    latest = LatestModel(AgentSettings.model_validate(values), clock)
+    latest = LatestModel(AgentSettings.checked(values), clock)
     kept(latest, data)
     assert latest.file.read_bytes() == data
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warned) == bool(said)
     assert said in "".join(warned)
     (finding,) = [
-        one
-        for one in examine(AgentSettings.model_validate(values), asks_broker=False)
-        if one.check == "model"
+        one for one in examine(AgentSettings.checked(values), asks_broker=False) if one.check == "model"
     ]
     assert finding.verdict is (Verdict.WARNING if said else Verdict.OK)
     assert said in finding.text
@@ -240,7 +238,7 @@ def test_a_board_that_declares_other_inputs_than_the_model_is_told(
     "data", [b"first", b"", bytes(99), b"\x72\x05\x0a\x03ab", b"\x72\xff\xff\xff\x7f", b"\x72\x80"]
 )
 def test_what_cannot_be_read_of_a_model_costs_a_sentence(data: bytes) -> None:
-    settings = DataSettings.model_validate({"name": "x", "path": Path("x"), "kind": "csv", "csv": WALKS})
+    settings = DataSettings.checked({"name": "x", "path": Path("x"), "kind": "csv", "csv": WALKS})
     assert len(disagreements(data, settings)) == bool(data)
 
 
@@ -419,7 +417,7 @@ def end_of_job(announcer: Announcer, fleet: str, data: bytes, *, sends: bytes | 
         named = chunk if sends is None else type(chunk)(content_digest(data), chunk.index, chunk.data)
         topic = announcer.topics.asset_chunk("model", chunk.index)
         announcer.publish(topic, announcer.signer.sign(named, "model"), retain=True)
-    plan = make_plan(fleet=fleet, state="finished", assets=[asset_of(data).model_dump()])
+    plan = make_plan(fleet=fleet, state="finished", assets=[asset_of(data).as_dict()])
     announcer.announce(plan)
     return plan
 

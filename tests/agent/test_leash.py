@@ -59,7 +59,7 @@ LOOK = """
     write(folder / "photos" / "0" / "slow.jpg", hostile.slow_jpeg())
     values = {"name": "mine", "path": folder / "photos", "kind": "images", "classes": 2, "max_records": 4}
     values["images"] = {"size": [8, 8], "mode": "grey", "folder": "."}
-    looks = Looks(DataSettings.model_validate(values), folder, niceness=0)
+    looks = Looks(DataSettings.checked(values), folder, niceness=0)
     looks.begin()
     time.sleep(DELAY)
     looks.hold()

@@ -32,8 +32,8 @@ from dpagent.protocol.task import RoundTask
 DATA = records(20)
 ACCOUNT = "digits@coordinator"
 BUDGETS = {"digits": Budget(50.0, 1e-3), ACCOUNT: Budget(20.0, 1e-4)}
-TRUSTING = LIMITS.model_copy(
-    update={"methods": ("central", "dp-sgd", "ldp-fl"), "trust": (Trust.NONE, Trust.COORDINATOR)}
+TRUSTING = LIMITS.with_values(
+    {"methods": ("central", "dp-sgd", "ldp-fl"), "trust": (Trust.NONE, Trust.COORDINATOR)}
 )
 UPDATE_JOB = b"u" * 16
 AT = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -170,7 +170,7 @@ def test_a_budget_for_trusting_jobs_is_given_by_the_owners_command_alone(tmp_pat
 )
 def test_settings_that_would_mix_accounts_are_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        AgentSettings.model_validate(agent_values(None, KEY, **changes))
+        AgentSettings.checked(agent_values(None, KEY, **changes))
 
 
 def test_the_owner_sees_each_account_and_what_is_not_bounded(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ from dpagent.protocol.task import RoundTask
 
 DATA = records(20)
 ACCOUNTS = ("digits", "digits@coordinator")
-READY = LIMITS.model_copy(
-    update={
+READY = LIMITS.with_values(
+    {
         "methods": ("dp-sgd", "incrementing", "ldp-fl", "central"),
         "trust": (Trust.NONE, Trust.COORDINATOR),
     }

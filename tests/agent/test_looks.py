@@ -30,7 +30,7 @@ def settings(tmp_path: Path) -> DataSettings:
     folder_of(tmp_path / "photos", *(f"{number % 2}/{number}.png" for number in range(COUNT)), **PICTURE)
     values = {"name": "mine", "path": tmp_path / "photos", "kind": "images", "classes": 2, "max_records": 20}
     values |= {"decoding": {"seconds": 1.5}, "images": {"size": [8, 8], "mode": "grey", "folder": "."}}
-    return DataSettings.model_validate(values)
+    return DataSettings.checked(values)
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from devices import open_device, sent_for
 from fleets import make_plan
-from pydantic import ValidationError
 
 from agent.limit_settings import LimitSettings
 from agent.limits import BeyondLimitError, require_mixer
 from dpagent.protocol.mixing import key_text
+from dpagent.schema.problems import SchemaError
 
 OWNERS, OTHER = b"o" * 32, b"x" * 32
 LISTED = (key_text(OWNERS),)
@@ -45,7 +45,7 @@ def test_a_plan_is_declined(mixer: bytes | None, required: bool, named: str) -> 
 
 @pytest.mark.parametrize("limits", [{"require_mixer": True}, {"mixer_keys": ("AAAA",)}])
 def test_settings_that_name_no_mixer_are_refused(limits: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="mixer"):
+    with pytest.raises(SchemaError, match="mixer"):
         LimitSettings(**limits)
 
 

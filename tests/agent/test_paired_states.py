@@ -78,7 +78,7 @@ def to_send(device: Device) -> Counter[tuple[str, int]]:
 
 
 PLANS = [make_plan(job=job * 16, round=number) for job in (b"j", b"k") for number in (1, 2)]
-ENDS = [plan.model_copy(update={"state": "finished"}) for plan in PLANS]
+ENDS = [plan.with_values({"state": "finished"}) for plan in PLANS]
 Step = Callable[[Device, Ended], None]
 
 

@@ -71,7 +71,7 @@ def test_a_question_that_comes_again_is_answered_at_once_until_something_is_char
     first = pricing.ask(question_of(state, plan)).result(PATIENCE_S)
     with monkeypatch.context() as patch:
         patch.setattr("agent.pricing.Errand", None)
-        later = plan.model_copy(update={"deadline": plan.deadline + 1})
+        later = plan.with_values({"deadline": plan.deadline + 1})
         assert pricing.ask(question_of(state, later)).result(0).charges == first.charges
     charge_and_spool(state, charge_for(plan, DATA, state.ledger), fragments(1))
     again = pricing.ask(question_of(state, plan)).result(PATIENCE_S)
@@ -96,7 +96,7 @@ def test_a_process_that_stays_answers_again_until_it_has_had_nothing_to_do(state
     pricing._stays_s = 1e-9
     pricing.tend()
     wait_until(lambda: not Path(f"/proc/{process}").exists(), "the end of the process")
-    below = LIMITS.model_copy(update={"maximum_sampling_rate": 1e-3})
+    below = LIMITS.with_values({"maximum_sampling_rate": 1e-3})
     refused = pricing.ask(question_of(state, make_plan(job=b"o" * 16), limits=below)).result(PATIENCE_S)
     assert isinstance(refused.why_not, BeyondLimitError)
     pricing.end()
@@ -131,8 +131,8 @@ def test_the_price_of_a_whole_job_is_remembered_from_round_to_round(state: Agent
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        ({"limits": LIMITS.model_copy(update={"maximum_sampling_rate": 1e-3})}, BeyondLimitError),
-        ({"limits": LIMITS.model_copy(update={"maximum_job_epsilon": 1e-6})}, BeyondLimitError),
+        ({"limits": LIMITS.with_values({"maximum_sampling_rate": 1e-3})}, BeyondLimitError),
+        ({"limits": LIMITS.with_values({"maximum_job_epsilon": 1e-6})}, BeyondLimitError),
         ({"dataset": "others"}, OverBudget),
         ({"now": 1e12}, TooLate),
         ({"weights": WEIGHTS[:-4] + b"\0\0\xc0\x7f"}, Declined),
@@ -152,7 +152,7 @@ def test_a_refusal_is_of_the_kind_and_in_the_words_of_admission(
 def test_a_charged_round_is_only_asked_to_keep_to_the_limits(state: AgentState) -> None:
     charge_and_spool(state, charge_for(make_plan(), DATA, state.ledger), fragments(1))
     assert asked(state, make_plan(), is_charged=True).why_not is None
-    below = LIMITS.model_copy(update={"maximum_sampling_rate": 1e-3})
+    below = LIMITS.with_values({"maximum_sampling_rate": 1e-3})
     assert isinstance(asked(state, make_plan(), is_charged=True, limits=below).why_not, BeyondLimitError)
 
 
@@ -235,7 +235,7 @@ def test_the_agent_goes_on_while_a_round_is_priced_and_another_replaces_it(devic
     device.take_plan(plan)
     device.give()
     device.cycle.advance()
-    device.take_plan(plan.model_copy(update={"deadline": plan.deadline + 1}))
+    device.take_plan(plan.with_values({"deadline": plan.deadline + 1}))
     assert device.announcements.current is not None
     assert isinstance(device.cycle._at_work, Deciding), "it is being decided on"
     device.take_plan(make_plan(round=2))

@@ -209,7 +209,7 @@ def asked_at(directory: Path, epoch: float, longest_s: float) -> list[float]:
     """When a device asks by name after a plan that came while it trained for the one before."""
     with served(directory) as fleet:
         device, clock = fleet.device, fleet.device.clock
-        one = fleet.desk.keys.model_copy(update={"moduli": fleet.desk.keys.moduli[:1]})
+        one = fleet.desk.keys.with_values({"moduli": fleet.desk.keys.moduli[:1]})
         device.tokens.watch._current.clear()
         device.tokens.watch.take_keys(SIGNER.sign(one, "token-keys"))
         device.cycle._publisher._epoch = clock.monotonic() + epoch * PERIOD_S

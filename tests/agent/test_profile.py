@@ -20,12 +20,10 @@ def test_a_profile_of_a_bigger_board_is_refused_with_the_others_named() -> None:
     most = math.floor(FITTED_MIB / 0.8)
     profile = load_profile("generic-x86-64")
     for fits in (1, FITTED_MIB, most):
-        check_board(
-            profile.model_copy(update={"board": profile.board.model_copy(update={"memory_mib": fits})})
-        )
-    bigger = profile.board.model_copy(update={"memory_mib": most + 1})
+        check_board(profile.with_values({"board": profile.board.with_values({"memory_mib": fits})}))
+    bigger = profile.board.with_values({"memory_mib": most + 1})
     with pytest.raises(ConfigurationError) as caught:
-        check_board(profile.model_copy(update={"board": bigger}))
+        check_board(profile.with_values({"board": bigger}))
     assert caught.value.exit_code == ExitCode.CONFIGURATION
     assert all(part in str(caught.value) for part in (str(most + 1), str(FITTED_MIB), *profile_names()))
 
@@ -51,7 +49,7 @@ def test_a_profile_keeps_what_it_does_not_set_of_the_one_that_it_extends(tmp_pat
         4, 9, 2,
     )  # fmt: skip
     assert profile.limits.maximum_model_mib == below.limits.maximum_model_mib != 48
-    assert profile.board == below.board.model_copy(update={"storage": "NVMe"})
+    assert profile.board == below.board.with_values({"storage": "NVMe"})
     names = [name for name, _ in loaded.chain]
     assert names == [mine, "ours.yaml", "raspberry-pi-cm4", "raspberry-pi-4", "generic-arm64"]
 

@@ -40,8 +40,8 @@ from dpagent.protocol.task import RoundTask
 
 ACCOUNT = f"{DATASET}@coordinator"
 BUDGETS = {DATASET: Budget(8.0, 1e-3), ACCOUNT: Budget(20.0, 1e-3)}
-ALLOWING = LIMITS.model_copy(
-    update={
+ALLOWING = LIMITS.with_values(
+    {
         "methods": ("dp-sgd", "incrementing", "ldp-fl", "central"),
         "trust": (Trust.NONE, Trust.COORDINATOR),
         "allow_unproven": True,
@@ -75,7 +75,7 @@ def take_part(state: AgentState, plan: Plan) -> Charge:
 
 
 def test_a_device_declines_unless_its_owner_allows_it(state: AgentState) -> None:
-    limits = ALLOWING.model_copy(update={"allow_unproven": False})
+    limits = ALLOWING.with_values({"allow_unproven": False})
     with pytest.raises(BeyondLimitError, match=r"the guarantee is none.*limits\.allow_unproven"):
         admit(RoundTask.of(published_plan()), records(20), state.ledger.books, DATASET, limits, now=0.0)
     assert not LIMITS.allow_unproven
@@ -199,11 +199,11 @@ def test_a_ledger_that_says_otherwise_is_found(path: Path, state: AgentState) ->
     "changes", [{"release": {"sampling": {"local_steps": 2}}}, {"release": {"cap": {"step": 999.0}}}]
 )
 def test_a_plan_beyond_the_paper_is_refused(changes: dict[str, dict[str, dict[str, float]]]) -> None:
-    values = published_plan().model_dump()
+    values = published_plan().as_dict()
     for section, keys in changes["release"].items():
         values["release"][section] |= keys
     with pytest.raises(PlanError):
-        RoundTask.of(Plan.model_validate(values))
+        RoundTask.of(Plan.checked(values))
 
 
 def test_the_exact_sum_leaves_where_noise_is_replaced(tmp_path: Path) -> None:
@@ -211,9 +211,9 @@ def test_the_exact_sum_leaves_where_noise_is_replaced(tmp_path: Path) -> None:
 
     A device's own records against those without the first: the update fits one of the two alone.
     """
-    values = published_plan(release={"sampling": {"rate": 1.0, "expected_lot": 50.0}}).model_dump()
+    values = published_plan(release={"sampling": {"rate": 1.0, "expected_lot": 50.0}}).as_dict()
     values["release"]["cap"]["regularisation"] = 1e-9
-    task = RoundTask.of(Plan.model_validate(values))
+    task = RoundTask.of(Plan.checked(values))
     agent = write_agent(tmp_path, None, KEY, engine="numpy")
     board = started_trainer(load_agent_settings(agent))
     update = board.noisy_update(board.prepare(task, {}, WEIGHTS))

@@ -123,7 +123,7 @@ def test_without_jitter_all_leave_when_the_window_opens(
     state: AgentState, publisher: Publisher, clock: MovableClock
 ) -> None:
     spool(state, 3)
-    publisher.open_window(PLAN.model_copy(update={"jitter_window_s": 0.0}), clock.monotonic())
+    publisher.open_window(PLAN.with_values({"jitter_window_s": 0.0}), clock.monotonic())
     publisher.draw_times()
     assert due_times(state) == [clock.monotonic() + SLOT_S] * 3
 
@@ -169,7 +169,7 @@ def test_each_fragment_leaves_at_its_time_and_not_before(
     state: AgentState, publisher: Publisher, line: Line, clock: MovableClock
 ) -> None:
     # A window so short that nothing is sent again in it.
-    publisher.open_window(PLAN.model_copy(update={"jitter_window_s": 4.0}), clock.monotonic())
+    publisher.open_window(PLAN.with_values({"jitter_window_s": 4.0}), clock.monotonic())
     spool(state, 5)
     publisher.draw_times()
     for number, time in enumerate(due_times(state)):
@@ -246,7 +246,7 @@ def test_what_no_receipt_names_goes_again_and_what_one_names_does_not(
     assert publisher.due_in_s() == math.inf
 
 
-OWN = PLAN.model_copy(update={"receipts": "fragment"})
+OWN = PLAN.with_values({"receipts": "fragment"})
 
 
 def spool_fragments(state: AgentState, count: int, due_at: float) -> list[SpooledFragment]:
@@ -317,7 +317,7 @@ def test_through_a_mixer_nothing_goes_again_before_the_window_is_over(
     state: AgentState, line: Line, publisher: Publisher, clock: MovableClock
 ) -> None:
     """A mixer that waits for a batch would be filled with copies, and who sends them would be known."""
-    mixed = PLAN.model_copy(update={"mixer": bytes(range(32))})
+    mixed = PLAN.with_values({"mixer": bytes(range(32))})
     spool(state, 8)
     began_at = clock.monotonic()
     publisher.open_window(mixed, began_at)

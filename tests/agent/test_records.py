@@ -50,8 +50,8 @@ WEIGHTS = DIGITS.initial_weights(0)
 
 def settings(path: Path, **declared: Any) -> DataSettings:
     """What a board declares; the rest as `dpagent data check` prints it."""
-    given = DataSettings.model_validate({"name": "mine", "path": path, "max_records": 1000, **declared})
-    return DataSettings.model_validate(declare(given)[0].model_dump(exclude_unset=True))
+    given = DataSettings.checked({"name": "mine", "path": path, "max_records": 1000, **declared})
+    return DataSettings.checked(declare(given)[0].as_dict(only_given=True))
 
 
 def sizes(dataset: Dataset) -> int:
@@ -427,7 +427,7 @@ def test_what_is_in_memory_does_not_depend_on_how_many_records_there_are(tmp_pat
         np.savez(folder / "data.npz", inputs=inputs, labels=labels)
         declared: dict[str, Any] = {"kind": "npz", "path": folder / "data.npz", "classes": 2}
         declared |= {"max_records": most, "shape": [64], "dtype": "float32"}
-        data = DataSettings.model_validate({"name": "mine", **declared})
+        data = DataSettings.checked({"name": "mine", **declared})
         Records(data, folder)  # What an agent's start does.
         gc.collect()
         tracemalloc.start()

@@ -32,7 +32,7 @@ def identity(tmp_path: Path) -> Identity:
 def board(directory: Path, identity: Identity) -> AgentSettings:
     cert_file, key_file = written(directory, "device", identity.certificate, identity.private_key)
     key = Signer(bytes(32), "testers").public_key
-    return AgentSettings.model_validate(
+    return AgentSettings.checked(
         agent_values(
             None, key, mqtt={"url": "mqtts://h", "cert_file": cert_file, "key_file": key_file},
             enrolment={"url": "https://127.0.0.1:1", "ca_file": directory / "ca/ca.crt"},
@@ -164,4 +164,4 @@ def test_one_that_has_expired_is_not_asked_for(
 
 def test_a_board_with_a_password_has_nothing_to_renew(tmp_path: Path) -> None:
     key = Signer(bytes(32), "testers").public_key
-    Renewal(AgentSettings.model_validate(agent_values(None, key)), MovableClock()).tend()
+    Renewal(AgentSettings.checked(agent_values(None, key)), MovableClock()).tend()

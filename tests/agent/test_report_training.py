@@ -92,10 +92,8 @@ def test_after_the_charge_a_failure_leaves_a_report_of_the_public_weights(
 
 def test_records_that_make_weights_infinite_leave_a_report_all_the_same(tmp_path: Path) -> None:
     plan = report_plan()
-    wild = plan.release.training.model_copy(update={"learning_rate": 1000.0, "steps": 30})
-    task = RoundTask.of(
-        plan.model_copy(update={"release": plan.release.model_copy(update={"training": wild})})
-    )
+    wild = plan.release.training.with_values({"learning_rate": 1000.0, "steps": 30})
+    task = RoundTask.of(plan.with_values({"release": plan.release.with_values({"training": wild})}))
     board = trainer(tmp_path)
     assert board.noisy_update(board.prepare(task, {}, WEIGHTS)).values.shape == (40,)
 

@@ -34,7 +34,7 @@ def data(tmp_path: Path) -> DataSettings:
         tmp_path / "mine.npz", ArrayDataset(np.zeros((3, *SHAPE), np.float32), np.zeros(3, np.int64), 10)
     )
     values = {"name": "mine", "path": tmp_path / "mine.npz", "kind": "npz", "classes": 10, "max_records": 5}
-    return DataSettings.model_validate(values | {"shape": [*SHAPE], "dtype": "float32"})
+    return DataSettings.checked(values | {"shape": [*SHAPE], "dtype": "float32"})
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def test_requests_of_jobs_without_end_take_no_room_without_end(tmp_path: Path) -
     with open_device(tmp_path / "device", identity=desk.member()) as device:
         for number in range(50):
             job = number.to_bytes(16, "big")
-            keys = desk.keys.model_copy(update={"job": job})
+            keys = desk.keys.with_values({"job": job})
             device.tokens.watch.take_keys(SIGNER.sign(keys, "token-keys"))
             plan = make_plan(job=job, linkability="fragment", wire={"block": 2_500})
             device.tokens.ask(plan, Wish.TAKES_PART, None, device.clock.monotonic())

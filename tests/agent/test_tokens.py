@@ -266,7 +266,7 @@ def test_a_ledger_that_went_back_takes_no_tokens(tmp_path: Path) -> None:
     with open_device(tmp_path / "older", identity=identity) as device:
         # A board that is set up anew with the key of the one before: its ledger has one entry.
         older = Served(device, again, identity)
-        keys = again.keys.model_copy(update={"moduli": again.keys.moduli})
+        keys = again.keys.with_values({"moduli": again.keys.moduli})
         device.tokens.watch.take_keys(SIGNER.sign(keys, "token-keys"))
         device.give()
         again.registry.database.execute("DELETE FROM grants WHERE round = 3")

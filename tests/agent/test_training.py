@@ -92,7 +92,7 @@ def test_processes_are_kept_with_the_choice_and_made_anew_where_one_has_ended(
     monkeypatch.setattr(engine_choice._Lot, "seconds", lambda lot, engine: 1.0 / engine.processes)
     settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy"))
     started_trainer(settings)
-    profile = load_profile("generic-x86-64").model_copy(update={"processes": 3})
+    profile = load_profile("generic-x86-64").with_values({"processes": 3})
     board = Trainer(training_settings(settings, profile))
     work = board.prepare(TASK, {}, WEIGHTS)
     assert isinstance(work.engine, ParallelEngine)
@@ -134,10 +134,10 @@ def test_a_runtime_that_is_installed_under_another_name_keeps_no_round_from_runn
 def test_an_engine_that_was_told_is_taken_or_the_round_declined(tmp_path: Path) -> None:
     settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="onnx"))
     started_trainer(settings)
-    unlimited = load_profile("generic-x86-64").model_copy(update={"engine_memory_mib": None})
+    unlimited = load_profile("generic-x86-64").with_values({"engine_memory_mib": None})
     run(Trainer(training_settings(settings, unlimited)), TASK, GRAPH, WEIGHTS)
     assert not (tmp_path / "state" / "engine.json").exists(), "there is nothing to try"
-    limited = unlimited.model_copy(update={"engine_memory_mib": 256})
+    limited = unlimited.with_values({"engine_memory_mib": 256})
     run(Trainer(training_settings(settings, limited)), TASK, GRAPH, WEIGHTS)
     assert choice(tmp_path)["engine"] == "onnx", "whether it fits into the profile's limit is tried"
     with pytest.raises(UnsuitableEngineError, match="the coordinator sent no training graph"):
@@ -150,7 +150,7 @@ def test_a_round_is_declined_if_no_engine_fits_into_the_memory_that_the_profile_
     settings = load_agent_settings(write_agent(tmp_path, None, KEY))
     started_trainer(settings)
     small, enough = (
-        load_profile("generic-x86-64").model_copy(update={"engine_memory_mib": mib}) for mib in (1, 256)
+        load_profile("generic-x86-64").with_values({"engine_memory_mib": mib}) for mib in (1, 256)
     )
     run(Trainer(training_settings(settings, enough)), TASK, GRAPH, WEIGHTS)
     with pytest.raises(UnsuitableEngineError, match=r"takes \d+ MiB; engine_memory_mib of the profile is 1"):

@@ -38,7 +38,7 @@ TRUSTING = "digits@coordinator"
 ACCOUNTS = ("digits", TRUSTING)
 BUDGETS = {name: Budget(50.0, 1e-3) for name in ACCOUNTS}
 CHANGES = [BudgetChange(name, 50.0, 1e-3) for name in ACCOUNTS]
-READY = LIMITS.model_copy(update={"methods": ("central", "dp-sgd"), "trust": (Trust.NONE, Trust.COORDINATOR)})
+READY = LIMITS.with_values({"methods": ("central", "dp-sgd"), "trust": (Trust.NONE, Trust.COORDINATOR)})
 JOB = (b"j" * 16).hex()
 AT = datetime(2026, 11, 23, 12, tzinfo=UTC)
 
@@ -204,7 +204,7 @@ def test_each_charge_is_priced_as_dp_accounting_does(tmp_path: Path) -> None:
 def test_a_device_that_trusts_nobody_takes_part_by_the_account_that_trusts_nobody(tmp_path: Path) -> None:
     path = tmp_path / "state"
     begin_ledger(files_of(path), {"digits": BUDGETS["digits"]})
-    alone = READY.model_copy(update={"trust": (Trust.NONE,)})
+    alone = READY.with_values({"trust": (Trust.NONE,)})
     state = AgentState(files_of(path), {"digits": BUDGETS["digits"]}, check=replay)
     for number in (1, 2):
         (charge,) = charges_for(state, noisy_plan(number), alone)
@@ -236,7 +236,7 @@ def test_an_owner_who_withdraws_the_trust_leaves_the_rest_of_the_job_to_the_othe
     charged(path, 1)
     state = opened(path)
     state.spool_round(JOB, 1, [], 0.0, None)
-    (second,) = charges_for(state, noisy_plan(2), READY.model_copy(update={"trust": (Trust.NONE,)}))
+    (second,) = charges_for(state, noisy_plan(2), READY.with_values({"trust": (Trust.NONE,)}))
     offer_and_charge(state, [second])
     state.spool_round(JOB, 2, [], 0.0, None)
     offer_and_charge(state, charges_for(state, noisy_plan(3)))
@@ -247,18 +247,18 @@ def test_an_owner_who_withdraws_the_trust_leaves_the_rest_of_the_job_to_the_othe
 def test_both_charges_count_among_those_that_the_ledger_has_room_for(tmp_path: Path) -> None:
     state = opened(tmp_path / "state")
     with pytest.raises(BeyondLimitError, match=r"is 6; this device accepts at most 5"):
-        charges_for(state, noisy_plan(), READY.model_copy(update={"maximum_charges": 5}))
-    assert len(charges_for(state, noisy_plan(), READY.model_copy(update={"maximum_charges": 6}))) == 2
+        charges_for(state, noisy_plan(), READY.with_values({"maximum_charges": 5}))
+    assert len(charges_for(state, noisy_plan(), READY.with_values({"maximum_charges": 6}))) == 2
     state.close()
 
 
 def test_a_job_that_begins_in_one_account_needs_room_for_both(tmp_path: Path) -> None:
     """The owner trusts the coordinator from the second round on: four charges more, beside the first."""
     alone = {"trust": (Trust.NONE,)}
-    charged(tmp_path / "state", 1, READY.model_copy(update=alone))
+    charged(tmp_path / "state", 1, READY.with_values(alone))
     state = opened(tmp_path / "state")
     state.spool_round(JOB, 1, [], 0.0, None)
     with pytest.raises(BeyondLimitError, match=r"is 5; this device accepts at most 4 .*maximum_charges"):
-        charges_for(state, noisy_plan(2), READY.model_copy(update={"maximum_charges": 4}))
-    assert len(charges_for(state, noisy_plan(2), READY.model_copy(update={"maximum_charges": 5}))) == 2
+        charges_for(state, noisy_plan(2), READY.with_values({"maximum_charges": 4}))
+    assert len(charges_for(state, noisy_plan(2), READY.with_values({"maximum_charges": 5}))) == 2
     state.close()

@@ -30,9 +30,9 @@ def trainer(directory: Path) -> Trainer:
 @pytest.mark.parametrize("name", ["central-gaussian", "central-laplace"])
 def test_a_board_sends_the_change_of_its_weights_within_the_clip_norm(tmp_path: Path, name: str) -> None:
     plan = update_plan(name=name)
-    training = plan.release.training.model_copy(update={"steps": 20, "learning_rate": 0.03})
-    release = plan.release.model_copy(update={"training": training})
-    task, board = RoundTask.of(plan.model_copy(update={"release": release})), trainer(tmp_path)
+    training = plan.release.training.with_values({"steps": 20, "learning_rate": 0.03})
+    release = plan.release.with_values({"training": training})
+    task, board = RoundTask.of(plan.with_values({"release": release})), trainer(tmp_path)
     assert isinstance(task.release, Updates)
     update = board.noisy_update(board.prepare(task, {}, WEIGHTS))
     assert update.failure is None
@@ -81,10 +81,8 @@ def test_after_the_charge_a_failure_leaves_noise_alone_where_devices_add_any(tmp
 
 def test_records_that_make_weights_infinite_leave_an_update_all_the_same(tmp_path: Path) -> None:
     plan = update_plan()
-    wild = plan.release.training.model_copy(update={"learning_rate": 1000.0, "steps": 30})
-    task = RoundTask.of(
-        plan.model_copy(update={"release": plan.release.model_copy(update={"training": wild})})
-    )
+    wild = plan.release.training.with_values({"learning_rate": 1000.0, "steps": 30})
+    task = RoundTask.of(plan.with_values({"release": plan.release.with_values({"training": wild})}))
     board = trainer(tmp_path)
     update = board.noisy_update(board.prepare(task, {}, WEIGHTS))
     assert isinstance(task.release, Updates)

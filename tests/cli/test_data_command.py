@@ -30,6 +30,7 @@ from dpagent.learning.data.opening import declare, open_dataset, open_declared
 from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.protocol.signing import Signer, new_signing_secret
+from dpagent.schema.json_values import json_values
 from dpagent.storage import StateDirectory
 
 
@@ -103,7 +104,7 @@ def test_a_half_of_an_archive_is_declared_by_its_folder(tmp_path: Path) -> None:
     path = zip_of(tmp_path / "x.zip", files)
     block = yaml.safe_load(check(path, "--half", "test").stdout.split("for these records):")[1])
     assert block["data"]["images"] == {"size": [12, 8], "mode": "rgb", "folder": "all/val"}
-    declared = DataSettings.model_validate({**block["data"], "path": path})
+    declared = DataSettings.checked({**block["data"], "path": path})
     assert len(open_declared(declared)) == 2
 
 
@@ -297,7 +298,7 @@ def test_control_characters_of_a_file_name_do_not_reach_the_terminal(tmp_path: P
 
 
 def test_decode_takes_in_all_that_is_new_and_says_how_many_there_are(photos: Path, tmp_path: Path) -> None:
-    declared = declare(DatasetSettings(path=photos))[0].model_dump(mode="json", exclude_unset=True)
+    declared = json_values(declare(DatasetSettings(path=photos))[0].as_dict(only_given=True))
     key = Signer(new_signing_secret(), "testers").public_key
     of_size = {"dtype": "uint8", "shape": [8, 8, 3], "max_records": 20}
     file = write_agent(tmp_path, None, key, data=declared | of_size)

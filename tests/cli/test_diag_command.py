@@ -22,7 +22,6 @@ from commands import Result, command_line, dpagent, dpagent_process
 from fleets import Program, make_plan, run_agent, run_coordinator, write_agent, write_fleet
 from ledgers import DATA, charge_for, fragments, open_state
 from numpy.typing import NDArray
-from pydantic import BaseModel
 
 from agent.settings import AgentSettings
 from benchmarks.demo import mnist_directory
@@ -37,6 +36,7 @@ from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.data.opening import open_dataset
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.protocol.signing import Signer
+from dpagent.schema.base import Schema, fields_of
 
 KEY = Signer(bytes(range(32)), "testers").public_key
 NAMES = {
@@ -158,11 +158,11 @@ def test_each_setting_that_takes_a_text_is_known() -> None:
             assert without_secrets(f"{section}.{key}", "me") == LEFT_OUT
 
 
-def _texts(schema: type[BaseModel], path: str = "") -> Iterator[str]:
+def _texts(schema: type[Schema], path: str = "") -> Iterator[str]:
     """The keys of a schema whose values may be texts, or paths, of any content."""
-    for name, field in schema.model_fields.items():
+    for name, field in fields_of(schema).items():
         for kind in _kinds(field.annotation):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
+            if isinstance(kind, type) and issubclass(kind, Schema):
                 yield from _texts(kind, f"{path}{name}.")
             elif kind in (str, Path):
                 yield f"{path}{name}"
@@ -279,7 +279,7 @@ def mnist(records: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         directory = mnist_directory()
     except Skipped as error:
         pytest.skip(str(error))
-    dataset = open_dataset(DatasetSettings.model_validate({"kind": "idx", "path": directory}))
+    dataset = open_dataset(DatasetSettings.checked({"kind": "idx", "path": directory}))
     return dataset.batch(np.arange(records))
 
 

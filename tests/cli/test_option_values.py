@@ -15,10 +15,8 @@ from cli.main import app
 from cli.options.forms import COUNT, NUMBER, ROWS, SIZE
 from cli.options.rows import DATA
 
-OF_THE_LIBRARY = re.compile(
-    r"Value error|Input should|valid (number|integer)|unable to parse|validation|pydantic|_"
-)
-"""What pydantic and typer say of values."""
+OF_THE_LIBRARY = re.compile(r"Value error|Input should|valid (number|integer)|unable to parse|validation|_")
+"""What typer says of values."""
 
 WITH = {
     ("demo",): ["--data-dir", "nowhere", "--state-dir", "none"],

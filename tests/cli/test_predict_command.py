@@ -316,7 +316,7 @@ def test_forgotten_scaling_costs_what_it_did_before_models_said_it(tmp_path: Pat
     scaled = centres[labels] + generator.normal(0, 0.5, (300, 2))
     spec = ModelSpec("walks", (2,), 3, (Dense(3),))
     weights = np.concatenate([centres.T.ravel(), -(centres**2).sum(1) / 2]).astype(np.float32)
-    form = InputForm.model_validate({"csv": {"features": ["ax", "ay"], "offset": {"ay": 9.81}, "scale": 2}})
+    form = InputForm.checked({"csv": {"features": ["ax", "ay"], "offset": {"ay": 9.81}, "scale": 2}})
     about = {"dpagent.classes": json.dumps(NAMES)}
     for name, more in (("told.onnx", {"dpagent.inputs": form.text()}), ("untold.onnx", {})):
         (tmp_path / name).write_bytes(export_onnx(spec, weights, metadata=about | more))

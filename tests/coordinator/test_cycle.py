@@ -205,7 +205,7 @@ def test_a_round_with_too_little_is_extended_with_what_it_has(
     for number in (1, 2):
         rounds.clock.advance(DEADLINE_S)
         rounds.cycle.advance()
-        assert rounds.task.plan == first.model_copy(update={"deadline": first.deadline + number * DEADLINE_S})
+        assert rounds.task.plan == first.with_values({"deadline": first.deadline + number * DEADLINE_S})
         current = rounds.store.open_round()
         assert current is not None
         assert (current.number, current.opened_at) == (1, first.deadline - DEADLINE_S)
@@ -263,7 +263,7 @@ def test_an_open_round_is_taken_up_after_a_restart(tmp_path: Path, clock: Movabl
     clock.advance(20.0)
     again = Rounds(tmp_path, clock)
     again.cycle.advance()
-    assert again.task.plan == plan.model_copy(update={"deadline": plan.deadline + 20.0})
+    assert again.task.plan == plan.with_values({"deadline": plan.deadline + 20.0})
     assert again.cycle.progress() == Progress(7, DEVICES * BLOCKS, 0, Verdict.COLLECT)
     again.coordinator.close()
 
@@ -281,7 +281,7 @@ def test_fragments_are_counted_once_and_the_others_by_their_reason(rounds: Round
     rounds.announced()
     first = rounds.task
     update = sealed(first)
-    other_job = sealed(replace(first, plan=first.plan.model_copy(update={"job": b"x" * 16})))
+    other_job = sealed(replace(first, plan=first.plan.with_values({"job": b"x" * 16})))
     wrong = [
         *other_job[:1], *sealed(first, round=2)[:1],
         *sealed(first, position=BLOCKS)[:1], *sealed(first, payload=b"")[:2],

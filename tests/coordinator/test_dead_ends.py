@@ -286,7 +286,7 @@ def test_a_revoked_board_that_sent_nothing_keeps_no_round_open(
 def test_what_a_revoked_board_has_sent_is_said_of_a_round_that_is_given_up(
     settings: FleetSettings, boards: list[str], third: str
 ) -> None:
-    needy = settings.model_copy(update={"round": settings.round.model_copy(update={"minimum_devices": 3})})
+    needy = settings.with_values({"round": settings.round.with_values({"minimum_devices": 3})})
     with Devices(needy.members_dir) as devices:
         for _ in range(2):
             enrolled(load_authorities(needy.members_dir, now=datetime.now(UTC)).anchor, devices)

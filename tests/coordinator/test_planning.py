@@ -36,7 +36,7 @@ def test_an_update_needs_as_many_fragments_as_hold_it(tmp_path: Path) -> None:
     needed = planner.fragments_needed()
     assert needed == 3
     for fragments in (needed - 1, needed):
-        changed = settings.model_copy(update={"fragments_per_update": fragments})
+        changed = settings.with_values({"fragments_per_update": fragments})
         planner = planner_of(changed, spec)
         if fragments == needed:
             planner.require_acceptable()

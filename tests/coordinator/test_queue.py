@@ -337,7 +337,7 @@ def test_the_settings_of_a_job_are_kept_as_they_were(tmp_path: Path, changes: di
     job = load_job_settings(write_job(tmp_path / "jobs" / "job.yaml", **changes))
     shared = load_coordinator_settings(write_shared(tmp_path, None))
     assert not isinstance(shared, FleetSettings)
-    again = JobSettings.model_validate_json(job.stored())
+    again = JobSettings.from_json(job.stored())
     assert again == job
     settings = shared.with_job(again, "job")
     assert settings.job() == job

@@ -57,7 +57,7 @@ def disturb(observer: Observer, fleet: WatchedFleet, plan: Plan) -> dict[str, in
         ("malformed", b""), ("unsupported version", b"garbage"), ("unsupported version", b"\xff" * 3_000),
         ("cannot open", b"\1" + encode(chunked(b"w" * 40)[0])), ("oversized", b"x" * 60_001),
         *(
-            ("cannot open", seal(encode(piece), plan.model_copy(update=change)))
+            ("cannot open", seal(encode(piece), plan.with_values(change)))
             for change in (
                 {"sealing_key": Opener(new_sealing_secret(), fleet.name).public_key},
                 {"fleet": "another"}, {"job": b"x" * 16},
@@ -73,7 +73,7 @@ def disturb(observer: Observer, fleet: WatchedFleet, plan: Plan) -> dict[str, in
         expected[f"rejected: {reason}"] = expected.get(f"rejected: {reason}", 0) + 1
     # And at the devices: another's plan, another's receipts, a model nobody asked for.
     other = Signer(new_signing_secret(), fleet.name)
-    send(observer.topics.plan, other.sign(plan.model_copy(update={"round": plan.rounds}), "plan"))
+    send(observer.topics.plan, other.sign(plan.with_values({"round": plan.rounds}), "plan"))
     receipts = Receipts(b"r" * 32)
     send(observer.topics.receipts, other.sign(receipts, "receipts"))
     foreign = ModelChunk(digest=b"f" * 32, index=0, data=b"foreign")

@@ -152,7 +152,7 @@ def test_a_crash_between_the_directions_and_the_close_changes_no_plan(
             run_round(coordinator, noise)
         task = running_job(coordinator).cycle._task
         assert task is not None
-        plans.append(task.plan.model_copy(update={"deadline": 0.0}))
+        plans.append(task.plan.with_values({"deadline": 0.0}))
         assert "projection" in running_job(coordinator).models.assets
     assert plans[0] == plans[1]
     assert plans[0].round == 1
@@ -179,7 +179,7 @@ def test_a_bounded_cap_goes_by_what_is_spent_also_after_a_restart_and_ends_a_job
         tasks.append(run_round(coordinator, noise))
         assert before is not None
         same = {"deadline": 0.0}
-        assert before.plan.model_copy(update=same) == tasks[-1].plan.model_copy(update=same)
+        assert before.plan.with_values(same) == tasks[-1].plan.with_values(same)
         spent.append(running_job(coordinator).store.epsilon_spent())
     assert [task.release.terms.cap.spent for task in tasks] == spent[:2]
     assert 13.9 < spent[2] < 14.1
@@ -221,7 +221,7 @@ def test_a_model_carries_what_its_inputs_are(
         run_round(coordinator, noise)
         assert not running_job(coordinator).cycle.finish()  # no broker
         model = ExportedModel(settings.directory_of(FIRST_JOB) / "model.onnx")
-        form = InputForm.model_validate({"csv": PIXELS})
+        form = InputForm.checked({"csv": PIXELS})
         assert model.inputs is not None
         assert model.inputs.differences(form) == []
         # Rows as they stand in the file are answered as the coordinator's test was.

@@ -263,8 +263,8 @@ def test_a_worker_without_the_key_is_told_where_to_get_it_and_may_have_it_from_t
     alone = write_shared(tmp_path / "alone", mosquitto, fleet=fleet.name, store=fleet.store)
     with pytest.raises(ConfigurationError, match=r"sealing\.key is missing.*store\.shares_sealing_key: true"):
         worker_of(alone)
-    shared = fleet.settings.store.model_copy(update={"shares_sealing_key": True})
-    fleet.settings = fleet.settings.model_copy(update={"store": shared})
+    shared = fleet.settings.store.with_values({"shares_sealing_key": True})
+    fleet.settings = fleet.settings.with_values({"store": shared})
     started(fleet)
     worker_of(alone).close()
     assert not (tmp_path / "alone" / "keys").exists(), "it is on no disk of the worker"
@@ -297,8 +297,8 @@ def test_the_doctor_says_who_leads_and_who_counts(fleet: SharedFleet, tmp_path: 
     worker = worker_of(fleet.file)
     assert found().text.endswith("; 1 worker")
     worker.close()
-    away = fleet.settings.store.model_copy(update={"url": "postgresql://tester@127.0.0.1:1/postgres"})
-    fleet.settings = fleet.settings.model_copy(update={"store": away})
+    away = fleet.settings.store.with_values({"url": "postgresql://tester@127.0.0.1:1/postgres"})
+    fleet.settings = fleet.settings.with_values({"store": away})
     assert "No PostgreSQL answers at" in found().text
 
 

@@ -160,7 +160,7 @@ def test_a_missing_password_leaves_the_state_free(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     missing = MqttSettings(username="u", password_file=tmp_path / "none")
     with pytest.raises(ConfigurationError) as caught:
-        Coordinator(settings.model_copy(update={"mqtt": missing}))
+        Coordinator(settings.with_values({"mqtt": missing}))
     assert "password_file" in str(caught.value)
     # The error is still in hand, as it is for a caller who shows it and tries again.
     make_and_free(settings)
@@ -178,7 +178,7 @@ def test_a_damaged_database_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_the_example_of_a_fleet_is_valid() -> None:
-    assert FleetSettings.model_validate(fleet_values(None)).rounds == 2
+    assert FleetSettings.checked(fleet_values(None)).rounds == 2
 
 
 @pytest.mark.parametrize(("delta", "is_told"), [(1e-4, False), (0.01, True), (0.5, True)])

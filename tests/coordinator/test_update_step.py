@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from fleets import DIGITS, fleet_values, update_plan
-from pydantic import ValidationError
 
 from coordinator.model_state import ModelState
 from coordinator.planning import Planner, new_job
@@ -30,6 +29,7 @@ from dpagent.privacy.statement import Trust, Unit
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.updates import Updates
 from dpagent.protocol.weights import weights_to_bytes
+from dpagent.schema.problems import SchemaError
 
 WEIGHTS = DIGITS.initial_weights(0)
 DIMENSION = DIGITS.parameter_count
@@ -44,7 +44,7 @@ def release_of(name: str) -> Updates:
 
 def settings_of(**changes: Any) -> FleetSettings:
     privacy = {"method": "central", "clip_norm": 0.5} | changes.pop("privacy", {})
-    return FleetSettings.model_validate(
+    return FleetSettings.checked(
         fleet_values(None, cap={"kind": "none"}, privacy=privacy, devices=40, **changes)
     )
 
@@ -127,7 +127,7 @@ def test_noise_whose_sum_could_not_be_exact_is_refused() -> None:
     settings = settings_of(privacy=privacy, rounds=100)
     job, spec = new_job(settings), settings.model.spec()
     Planner(settings, spec, job, bytes(32)).require_acceptable()
-    many = settings.model_copy(update={"devices": 1_000_000})
+    many = settings.with_values({"devices": 1_000_000})
     with pytest.raises(PlanError, match="1,000,000 devices"):
         Planner(many, spec, job, bytes(32)).require_acceptable()
 
@@ -138,7 +138,7 @@ def test_noise_whose_sum_could_not_be_exact_in_a_later_round_is_refused_before_t
         "schedule": {"kind": "custom", "weights": [30_000.0, 1.0]},
     }  # fmt: skip
     settings = settings_of(privacy=privacy, rounds=2, fragments_per_update=100)
-    settings = settings.model_copy(update={"devices": 20_000})
+    settings = settings.with_values({"devices": 20_000})
     with pytest.raises(PlanError, match="20,000 devices"):
         Planner(settings, settings.model.spec(), new_job(settings), bytes(32)).require_acceptable()
 
@@ -186,8 +186,8 @@ def test_one_grid_is_as_fine_as_both_kinds_of_noise_need_and_no_finer(least: flo
 )
 def test_settings_that_do_not_go_with_it_are_named(changes: dict[str, Any], text: str) -> None:
     privacy = {"method": "central"} | changes.pop("privacy", {})
-    with pytest.raises(ValidationError, match=text):
-        FleetSettings.model_validate(
+    with pytest.raises(SchemaError, match=text):
+        FleetSettings.checked(
             fleet_values(None, **({"cap": {"kind": "none"}, "devices": 40, "privacy": privacy} | changes))
         )
 

@@ -204,7 +204,7 @@ class QueueUnderFire:
         for plan in plans:
             known = first.setdefault((plan.job, plan.round), plan)
             if plan.state == "open":
-                assert known.model_copy(update={"deadline": plan.deadline}) == plan, "another plan"
+                assert known.with_values({"deadline": plan.deadline}) == plan, "another plan"
         for name in DEVICES:
             charges = audit(self.directory / name / "state").charges
             charged = [(ids.index(bytes.fromhex(charge.job)), charge.round) for charge in charges]

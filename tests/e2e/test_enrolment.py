@@ -122,12 +122,12 @@ def test_the_broker_lets_in_members_and_nobody_else(scene: Scene, tmp_path: Path
 
     def with_identity(name: str, identity: Identity) -> MqttSettings:
         cert_file, key_file = written(tmp_path, name, identity.certificate, identity.private_key)
-        return settings.model_copy(update={"cert_file": cert_file, "key_file": key_file})
+        return settings.with_values({"cert_file": cert_file, "key_file": key_file})
 
     foreign = certified(new_authority(tmp_path / "foreign"))
     expired = certified(authority, days=0.01, issued_ago=timedelta(minutes=30))
     refused = [
-        settings.model_copy(update={"cert_file": None, "key_file": None}),
+        settings.with_values({"cert_file": None, "key_file": None}),
         with_identity("foreign", foreign),
         with_identity("expired", expired),
     ]

@@ -297,13 +297,13 @@ def test_a_deadline_is_changed_while_a_round_is_open(fleet_of: Callable[..., Que
         fleet.job("deadline", "job", "7.5")
         first = fleet.plans(observer)[0]
         wait_until(lambda: fleet.plans(observer)[-1] != first, "the plan with the new deadline")
-        assert fleet.plans(observer)[-1] == first.model_copy(update={"deadline": 1_800_000_007.5})
+        assert fleet.plans(observer)[-1] == first.with_values({"deadline": 1_800_000_007.5})
         coordinator.stop()
     # It outlives a restart.
     clock.advance(1_000.0)
     with Observer(fleet.broker, fleet.name) as observer, coordinator_thread(fleet.file, clock):
         wait_until(
-            lambda: fleet.plans(observer)[-1:] == [first.model_copy(update={"deadline": 1_800_001_007.5})],
+            lambda: fleet.plans(observer)[-1:] == [first.with_values({"deadline": 1_800_001_007.5})],
             "the plan again",
         )
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field
 
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import ClassTable, classes_of_texts, warnings_about
@@ -26,15 +25,16 @@ from dpagent.learning.data.format import Format, Inferred, Source
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.stored import reading
+from dpagent.schema.limits import Limits
 from dpagent.settings import Settings
 
 
 class JsonlSettings(Settings):
     """How lines become records. All of it is public."""
 
-    width: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    width: Annotated[int, Limits(ge=1, le=65_536)] | None = None
     """Numbers in a record."""
-    label: Annotated[str, Field(min_length=1)] = "label"
+    label: Annotated[str, Limits(min_length=1)] = "label"
     """The key of the label."""
 
 
@@ -61,7 +61,7 @@ class JsonlFormat(Format[JsonlSettings]):
         found = [record for line in _lines(source.path) if (record := _parsed(line, section)) is not None]
         if not found:
             raise DataError(f"{source.path} holds no record.")
-        complete = section.model_copy(update={"width": section.width or len(found[0][0])})
+        complete = section.with_values({"width": section.width or len(found[0][0])})
         if source.classes is not None:
             return Inferred(source, complete)
         classes = classes_of_texts(label for _, label in found if label is not None)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
-
 from dpagent.protocol import messages
+from dpagent.schema.limits import Limits
 
 
 class Plan(messages.Plan):
     """A plan with one field more."""
 
-    training_memory_mib: Annotated[int, Field(ge=1, le=1_048_576)]
+    training_memory_mib: Annotated[int, Limits(ge=1, le=1_048_576)]
     """Memory that a device needs to train the model, in MiB."""

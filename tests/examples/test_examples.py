@@ -33,7 +33,7 @@ def test_a_field_needs_no_other_change() -> None:
     signer = Signer(new_signing_secret(), "testers")
     verifier = Verifier(signer.public_key, "testers")
     values = plan_values()
-    plan = message_field.Plan.model_validate(values | {"training_memory_mib": 48})
+    plan = message_field.Plan.checked(values | {"training_memory_mib": 48})
     message = signer.sign(plan, "plan")
     assert verifier.open(message, message_field.Plan, "plan").training_memory_mib == 48
     with pytest.raises(MessageError) as caught:

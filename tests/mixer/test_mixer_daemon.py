@@ -142,11 +142,11 @@ def test_a_plan_that_the_coordinator_did_not_sign_or_that_names_another_mixer_is
         strange = Signer(new_signing_secret(), tmp_path.name)
         unsigned, elsewhere = (sender.new_plan(delta=delta) for delta in (1e-6, 1e-7))
         last = sender.new_plan(round=2)
-        elsewhere = elsewhere.model_copy(update={"mixer": new_sealing_secret()})
+        elsewhere = elsewhere.with_values({"mixer": new_sealing_secret()})
         for _ in range(5):
             sender.announce(unsigned, strange)
             sender.announce(elsewhere)
-            sender.announce(sender.plan.model_copy(update={"state": "finished"}))
+            sender.announce(sender.plan.with_values({"state": "finished"}))
         sender.announce(last)
         for _ in range(2 * BATCH):
             sender.publish(sender.topics.mixer, sender.message(unsigned)[1])

@@ -164,6 +164,6 @@ def test_an_install_makes_the_user_and_the_services_and_starts_nothing(root: Roo
     unit = (root.path / "usr/lib/systemd/system/dpagent-agent.service").read_text()
     assert "ExecStart=/opt/dpagent/bin/dpagent run --config /etc/dpagent/agent.yaml\n" in unit
     bytecode = {file.parents[1].name for file in (root.path / "opt/dpagent").rglob("*.pyc")}
-    assert {"agent", "pydantic"} <= bytecode  # On boards of 32 bits, numpy's is Debian's.
+    assert {"agent", "typer"} <= bytecode  # On boards of 32 bits, numpy's is Debian's.
     assert not {"coordinator", "simulation"} & bytecode
     assert "architecture" in root.run("dpagent", "profiles", "detect")

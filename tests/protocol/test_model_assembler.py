@@ -10,7 +10,6 @@ import pytest
 from fleets import make_plan
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from dpagent.errors import ParameterError
 from dpagent.learning.models.spec import MAX_PARAMETERS
@@ -26,6 +25,7 @@ from dpagent.protocol.messages import (
     Plan,
 )
 from dpagent.protocol.weights import weights_to_bytes
+from dpagent.schema.problems import SchemaError
 
 WEIGHTS = np.random.default_rng(0).normal(size=30_000).astype(np.float32)  # 120,000 bytes: three chunks
 DATA = weights_to_bytes(WEIGHTS, "float32")
@@ -274,7 +274,7 @@ def test_a_lie_about_what_a_plan_names_is_healed() -> None:
 
 def test_the_largest_thing_that_a_plan_may_name_can_be_sent() -> None:
     size = 200_000_000
-    assert AssetTerms.model_validate({"role": "projection", "digest": bytes(32), "size": size}).size == size
+    assert AssetTerms.checked({"role": "projection", "digest": bytes(32), "size": size}).size == size
     assert make_plan(model={"parameters": size // 4}).model.parameters == size // 4 == MAX_PARAMETERS
     last = (size - 1) // MODEL_CHUNK_BYTES
     chunk = ModelChunk(digest=bytes(32), index=last, data=b"end")
@@ -285,9 +285,9 @@ def test_one_byte_more_is_refused_everywhere() -> None:
     size = 200_000_001
     with pytest.raises(ParameterError, match="200,000,001 bytes; expected at most 200,000,000"):
         chunked(bytes(size))
-    with pytest.raises(ValidationError, match="size"):
-        AssetTerms.model_validate({"role": "projection", "digest": bytes(32), "size": size})
-    with pytest.raises(ValidationError, match="parameters"):
+    with pytest.raises(SchemaError, match="size"):
+        AssetTerms.checked({"role": "projection", "digest": bytes(32), "size": size})
+    with pytest.raises(SchemaError, match="parameters"):
         make_plan(model={"parameters": size // 4 + 1})
     beyond = (size - 2) // MODEL_CHUNK_BYTES + 1
     with pytest.raises(MessageError, match="index"):

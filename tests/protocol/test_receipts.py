@@ -7,9 +7,9 @@ import os
 
 import pytest
 from fleets import make_plan
-from pydantic import ValidationError
 
 from dpagent.protocol.receipts import receipt_digest, receipt_place
+from dpagent.schema.problems import SchemaError
 
 IDS = [os.urandom(16) for _ in range(100)]
 
@@ -31,5 +31,5 @@ def test_they_are_made_for_nothing_else() -> None:
 def test_no_plan_has_receipts_show_what_passes_through_a_mixer() -> None:
     make_plan(receipts="fragment")
     make_plan(mixer=bytes(32))
-    with pytest.raises(ValidationError, match="tell who sent what passes through a mixer"):
+    with pytest.raises(SchemaError, match="tell who sent what passes through a mixer"):
         make_plan(receipts="fragment", mixer=bytes(32))

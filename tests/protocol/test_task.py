@@ -268,7 +268,7 @@ def digest_with(values: dict[str, Any]) -> str:
 
 
 def with_plan(task: RoundTask, values: dict[str, Any]) -> RoundTask:
-    plan = Plan.model_validate(values)
+    plan = Plan.checked(values)
     return replace(task, plan=plan, release=replace(task.release, plan=plan, terms=plan.release))
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
 
 from dpagent.protocol.receipts import receipt_place
 from dpagent.protocol.topics import FleetName, Topics
+from dpagent.schema.base import checked_as
+from dpagent.schema.problems import SchemaError
 
 BAD = [
     "",
@@ -36,13 +37,13 @@ GOOD = ["a", "A", "0", "a-b_C9", "a" * 63]
 def test_bad_names_are_refused(fleet: str) -> None:
     with pytest.raises(ValueError, match="expected 1 to 63"):
         Topics(fleet)
-    with pytest.raises(ValidationError):
-        TypeAdapter(FleetName).validate_python(fleet)
+    with pytest.raises(SchemaError):
+        checked_as(FleetName, fleet)
 
 
 @pytest.mark.parametrize("fleet", GOOD)
 def test_good_names_make_topics_below_their_own_level(fleet: str) -> None:
-    assert TypeAdapter(FleetName).validate_python(fleet) == fleet
+    assert checked_as(FleetName, fleet) == fleet
     topics = Topics(fleet)
     names = [topics.plan, topics.model_chunk(0), topics.model_chunks, topics.fragments, topics.receipts]
     names += [topics.own_receipts, topics.receipt(receipt_place(bytes(16)))]
@@ -63,8 +64,8 @@ def test_both_checks_agree_on_any_name(fleet: str) -> None:
     except ValueError:
         by_topics = False
     try:
-        TypeAdapter(FleetName).validate_python(fleet)
+        checked_as(FleetName, fleet)
         by_schema = True
-    except ValidationError:
+    except SchemaError:
         by_schema = False
     assert by_topics == by_schema

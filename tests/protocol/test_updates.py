@@ -9,7 +9,6 @@ import pytest
 from fleets import DIGITS, make_plan, report_plan, update_plan
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from dpagent.errors import PlanError
 from dpagent.norm import Norm
@@ -21,6 +20,7 @@ from dpagent.protocol.task import RoundTask
 from dpagent.protocol.update_packing import pack_update, read_update
 from dpagent.protocol.update_size import values_of
 from dpagent.protocol.updates import Updates
+from dpagent.schema.problems import SchemaError
 
 WEIGHTS = DIGITS.initial_weights(0)
 DIMENSION = DIGITS.parameter_count
@@ -148,48 +148,48 @@ def test_dummies_and_updates_have_one_length() -> None:
     ],
 )
 def test_a_plan_that_no_device_could_run_is_refused(section: str, changes: dict[str, Any], text: str) -> None:
-    values = update_plan().model_dump()
+    values = update_plan().as_dict()
     values[section] |= changes
-    with pytest.raises(ValidationError, match=text):
-        Plan.model_validate(values)
+    with pytest.raises(SchemaError, match=text):
+        Plan.checked(values)
 
 
 def test_a_plan_makes_room_for_exactly_what_an_update_has() -> None:
-    values = update_plan().model_dump()
+    values = update_plan().as_dict()
     values["release"]["largest"] += 1
     with pytest.raises(PlanError, match="the plan makes room for"):
-        RoundTask.of(Plan.model_validate(values))
+        RoundTask.of(Plan.checked(values))
 
 
 def test_no_device_sends_an_update_under_another_method() -> None:
     """Otherwise a plan could have a device that trusts nobody send an update without noise."""
-    values = update_plan().model_dump()
+    values = update_plan().as_dict()
     with pytest.raises(PlanError, match="do not go together"):
-        RoundTask.of(Plan.model_validate(values | {"method": "dp-sgd"}))
+        RoundTask.of(Plan.checked(values | {"method": "dp-sgd"}))
     values["release"]["mechanism"]["name"] = "discrete-gaussian"
     with pytest.raises(PlanError, match="not for the coordinator to add"):
-        RoundTask.of(Plan.model_validate(values))
-    sums = make_plan().model_dump()
+        RoundTask.of(Plan.checked(values))
+    sums = make_plan().as_dict()
     sums["release"]["mechanism"]["name"] = "central-gaussian"
     with pytest.raises(PlanError, match="for the coordinator to add"):
-        RoundTask.of(Plan.model_validate(sums | {"method": "central"}))
+        RoundTask.of(Plan.checked(sums | {"method": "central"}))
 
 
 def test_what_the_job_costs_is_pinned_and_how_devices_train_is_not() -> None:
     task = RoundTask.of(update_plan())
     assert task.schedule_digest == RoundTask.of(update_plan(round=2)).schedule_digest
-    values = update_plan().model_dump()
+    values = update_plan().as_dict()
     values["release"]["training"]["steps"] = 9
-    assert RoundTask.of(Plan.model_validate(values)).schedule_digest == task.schedule_digest
+    assert RoundTask.of(Plan.checked(values)).schedule_digest == task.schedule_digest
     values["release"]["clip_norm"] = 0.9
-    assert RoundTask.of(Plan.model_validate(values)).schedule_digest != task.schedule_digest
+    assert RoundTask.of(Plan.checked(values)).schedule_digest != task.schedule_digest
     counting = RoundTask.of(update_plan(count_weight=0.5))
     other = RoundTask.of(update_plan(count_weight=0.5, clip_norm=0.9, round=2))
     assert counting.schedule_digest == other.schedule_digest != task.schedule_digest
     assert counting.release.mechanism.event == task.release.mechanism.event
-    values = update_plan().model_dump()
+    values = update_plan().as_dict()
     values["release"]["mechanism"]["noise_multipliers"][2] = 0.5
-    assert RoundTask.of(Plan.model_validate(values)).schedule_digest != task.schedule_digest
+    assert RoundTask.of(Plan.checked(values)).schedule_digest != task.schedule_digest
     assert len(task.release.events) == 3
     assert report_plan().wire.bytes != update_plan().wire.bytes
 
@@ -269,10 +269,10 @@ def test_noise_of_devices_is_pinned_and_what_follows_from_it_is_not() -> None:
     ],
 )
 def test_noise_that_a_device_does_not_add_is_refused(changes: dict[str, Any], text: str) -> None:
-    values = noisy_plan().model_dump()
+    values = noisy_plan().as_dict()
     values["release"]["device_noise"] |= changes
     with pytest.raises(PlanError, match=text):
-        RoundTask.of(Plan.model_validate(values))
+        RoundTask.of(Plan.checked(values))
 
 
 def test_no_fragment_has_a_value_beyond_what_devices_send() -> None:

@@ -43,9 +43,9 @@ def settings_for(spec: ModelSpec, **privacy: Any) -> FleetSettings:
     settings = fleet_settings(
         settled(DataForm(60, 30, spec.input_shape, 3), spec, devices=2, sampling_rate=1.0, rounds=3)
     )
-    changed = settings.privacy.model_copy(update=privacy)
-    exact = settings.model.model_copy(update={"precision": "float32"})
-    return settings.model_copy(update={"privacy": changed, "model": exact})
+    changed = settings.privacy.with_values(privacy)
+    exact = settings.model.with_values({"precision": "float32"})
+    return settings.with_values({"privacy": changed, "model": exact})
 
 
 def gradients(weights: np.ndarray, inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -64,7 +64,7 @@ def gradients(weights: np.ndarray, inputs: np.ndarray, labels: np.ndarray) -> np
 def test_steps_are_those_of_softmax_regression_with_clipped_gradients(kind: str) -> None:
     spec = ModelSpec("line", (5,), 3, (Dense(3),))
     settings = settings_for(spec)
-    clipping = settings.privacy.clipping.model_copy(update={"kind": kind})
+    clipping = settings.privacy.clipping.with_values({"kind": kind})
     settings = settings_for(spec, clipping=clipping, clip_norm=0.8)
     shards, test = [records(40, seed=1), records(20, seed=2)], records(30, seed=3)
     loop = TrainingLoop(settings, spec, shards, test, noise=False)
@@ -140,8 +140,8 @@ def test_the_first_step_after_a_projection_is_the_first() -> None:
     weights = []
     for spec in (plain, projected):
         settings = settings_for(spec)
-        optimiser = settings.optimiser.model_copy(update={"kind": "adam"})
-        settings = settings.model_copy(update={"optimiser": optimiser})
+        optimiser = settings.optimiser.with_values({"kind": "adam"})
+        settings = settings.with_values({"optimiser": optimiser})
         loop = TrainingLoop(settings, spec, [features], features, noise=False)
         assert loop.first_round == 1 + (spec is projected)
         loop.round(loop.first_round)
@@ -154,8 +154,8 @@ def test_with_noise_the_mean_is_the_exact_one_and_noise_of_the_size_that_is_pric
     spec = ModelSpec("line", (5,), 3, (Dense(3),))
     # A step of length 1 along the mean: no momentum, no cap.
     settings = settings_for(spec, clip_norm=0.8)
-    optimiser = settings.optimiser.model_copy(update={"learning_rate": 1.0, "momentum": 0.0})
-    settings = settings.model_copy(update={"optimiser": optimiser})
+    optimiser = settings.optimiser.with_values({"learning_rate": 1.0, "momentum": 0.0})
+    settings = settings.with_values({"optimiser": optimiser})
     shards, test = [records(400, seed=1), records(400, seed=2)], records(30, seed=3)
     steps = []
     without, with_noise = (TrainingLoop(settings, spec, shards, test, noise=noise) for noise in (False, True))

@@ -126,8 +126,7 @@ def test_noise_of_every_device_is_in_the_outlook(noise: str) -> None:
     form, spec = DataForm(1_437, 360, (8, 8, 1), 10), built_in("digits")
     request = Request(method="central", noise=noise, devices=20)
     (_, alone), (settings, both) = (
-        settle(each, form, "digits", spec)
-        for each in (request, request.model_copy(update={"device_noise": 30.0}))
+        settle(each, form, "digits", spec) for each in (request, request.with_values({"device_noise": 30.0}))
     )
     job = trial_job(fleet_settings(settings), spec)
     assert job.device is not None
@@ -184,7 +183,7 @@ def test_a_large_model_gets_more_fragments() -> None:
 def test_an_update_is_cut_into_as_few_fragments_as_hold_it() -> None:
     spec = ModelSpec("large", (4000,), 800, (Dense(800),))
     fleet = fleet_settings(settled(DataForm(5000, 10, (4000,), 800), spec, rounds=2))
-    fewer = fleet.model_copy(update={"fragments_per_update": fleet.fragments_per_update - 1})
+    fewer = fleet.with_values({"fragments_per_update": fleet.fragments_per_update - 1})
     trial_planner(fleet, spec, trial_job(fleet, spec)).require_acceptable()
     with pytest.raises(PlanError, match="fragments_per_update"):
         trial_planner(fewer, spec, trial_job(fewer, spec)).require_acceptable()
@@ -319,10 +318,10 @@ def test_settings_come_back_from_disk_and_other_ones_are_named(tmp_path: Path) -
     settings.save(root)
     assert load_settings_of_run(root, RunSettings) == settings
     settings.require_match(root)
-    other = settings.model_copy(update={"data": own(file, split="class")})
+    other = settings.with_values({"data": own(file, split="class")})
     with pytest.raises(ConfigurationError, match=r"`data\.split` was 'iid' and is 'class'\."):
         other.require_match(root)
-    scaled = settings.model_copy(update={"data": own(file, reading={"csv": {"scale": 2.0}})})
+    scaled = settings.with_values({"data": own(file, reading={"csv": {"scale": 2.0}})})
     with pytest.raises(ConfigurationError, match=r"`data\.train\.csv\.scale` was None and is 2\.0\."):
         scaled.require_match(root)
     scaled.save(root)
@@ -394,4 +393,4 @@ def test_devices_that_pay_for_each_weight_get_the_smallest_model(tmp_path: Path)
     settings, outlook = settle(request, form, model, spec)
     assert (settings.cap, settings.momentum, settings.norm) == ("none", 0.0, None)
     assert outlook.verdict == "poor"
-    assert settle(request.model_copy(update={"epsilon": 9.0}), form, model, spec)[1].verdict == "hopeless"
+    assert settle(request.with_values({"epsilon": 9.0}), form, model, spec)[1].verdict == "hopeless"

@@ -83,7 +83,7 @@ def test_a_fleet_trains_and_its_directory_remembers(tmp_path: Path) -> None:
     assert again.run(recorder) == record
     assert recorder.told == ["goes on after 3, finished"]
     with pytest.raises(ConfigurationError, match="`rounds` was 3 and is 4"):
-        Fleet(wanted.model_copy(update={"rounds": 4}), root)
+        Fleet(wanted.with_values({"rounds": 4}), root)
 
 
 @pytest.mark.slow

@@ -278,8 +278,8 @@ def test_a_broker_that_takes_less_than_it_sends_is_left() -> None:
 def session_at(
     broker: HostileBroker, protocol: str, pace: Pace = HURRIED, *, keepalive_s: int = 30
 ) -> MqttSession:
-    settings = MqttSettings.model_validate({"url": broker.url, "protocol": protocol})
-    settings = settings.model_copy(update={"keepalive_s": keepalive_s})  # shorter than anybody may set it
+    settings = MqttSettings.checked({"url": broker.url, "protocol": protocol})
+    settings = settings.with_values({"keepalive_s": keepalive_s})  # shorter than anybody may set it
     return MqttSession(
         settings, client_id=None, subscriptions=[Subscription("t")], persistent=False, pace=pace
     )
@@ -390,7 +390,7 @@ def with_tls(broker: Broker) -> MqttSettings:
 def test_over_tls_long_messages_are_cut_and_short_ones_come_at_once(new_broker: Any, protocol: str) -> None:
     """Many short messages share a record of TLS, of which ``select`` knows nothing."""
     broker: Broker = new_broker()
-    settings = with_tls(broker).model_copy(update={"protocol": protocol})
+    settings = with_tls(broker).with_values({"protocol": protocol})
     broker.start()
     payloads = [b"%d" % number for number in range(500)]
     with (

@@ -24,7 +24,7 @@ def connected(protocol: str, *, persistent: bool = False) -> Iterator[tuple[Mqtt
     """A session with a subscription of its own, at a broker that the test plays."""
     with HostileBroker() as broker:
         session = MqttSession(
-            MqttSettings.model_validate({"url": broker.url, "protocol": protocol}),
+            MqttSettings.checked({"url": broker.url, "protocol": protocol}),
             client_id="one" if persistent else None, subscriptions=[Subscription("t")],
             persistent=persistent, pace=HURRIED,
         )  # fmt: skip

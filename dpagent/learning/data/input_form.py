@@ -11,15 +11,14 @@ import json
 import math
 from typing import Any, Final, Self
 
-from pydantic import ValidationError
-
-from dpagent.configuration import complaint
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.opening import section_of
 from dpagent.learning.data.record_form import Difference, RecordForm
 from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import DatasetSettings
-from dpagent.settings import Settings, with_fields
+from dpagent.schema.base import with_fields
+from dpagent.schema.problems import SchemaError
+from dpagent.settings import Settings
 from dpagent.wording import named
 
 METADATA_KEY: Final = "dpagent.inputs"
@@ -40,7 +39,7 @@ def with_forms(schema: type[InputForm]) -> type[InputForm]:
 class InputForm(Settings):
     """What the inputs of a model are, by the format that they come in. All of it is public.
 
-    >>> form = InputForm.model_validate({"csv": {"features": ["ax", "ay"], "scale": 10, "window": 64}})
+    >>> form = InputForm.checked({"csv": {"features": ["ax", "ay"], "scale": 10, "window": 64}})
     >>> InputForm.parse(form.text()) == form
     True
     >>> form.misfit((64, 3))
@@ -53,7 +52,7 @@ class InputForm(Settings):
         known = FORMATS.get(settings.kind)
         if known is None or known.form is None:
             return None
-        return cls.model_validate({known.kind: known.form.of(section_of(settings, known))})
+        return cls.checked({known.kind: known.form.of(section_of(settings, known))})
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -74,15 +73,13 @@ class InputForm(Settings):
         if version != _VERSION:
             raise DataError(f"it is of version {str(version)[:20]}; expected {_VERSION}. Update dpagent")
         try:
-            return cls.model_validate(value)
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            key = ".".join(map(str, problem["loc"]))[:80]
-            raise DataError(f"{key}: {complaint(problem)}") from error
+            return cls.checked(value)
+        except SchemaError as error:
+            raise DataError(f"{error.first.key[:80]}: {error.first.complaint()}") from error
 
     def text(self) -> str:
         """As the metadata of a model's file have it."""
-        return json.dumps({"version": _VERSION} | self.model_dump(exclude_none=True), ensure_ascii=False)
+        return json.dumps({"version": _VERSION} | self.as_dict(only_set=True), ensure_ascii=False)
 
     def of_kind(self, kind: str) -> RecordForm | None:
         """The form of records in a format."""
@@ -91,7 +88,7 @@ class InputForm(Settings):
 
     def misfit(self, shape: tuple[int, ...]) -> str:
         """Why these cannot be the inputs of a model that takes ``shape``, without a full stop; or nothing."""
-        for kind in type(self).model_fields:
+        for kind in type(self).names:
             if (form := self.of_kind(kind)) is None:
                 continue
             if (given := form.record_shape) is None:
@@ -103,7 +100,7 @@ class InputForm(Settings):
     def differences(self, other: InputForm) -> list[Difference]:
         """The settings by which records are others in ``other``, in formats that both speak of."""
         found = []
-        for kind in type(self).model_fields:
+        for kind in type(self).names:
             one, two = self.of_kind(kind), other.of_kind(kind)
             if one is not None and two is not None:
                 found += _below(kind, one.differences(two, one.compared))
@@ -119,12 +116,12 @@ class InputForm(Settings):
         Raises:
             ConfigurationError: naming the first.
         """
-        for kind in type(self).model_fields:
+        for kind in type(self).names:
             form, section = self.of_kind(kind), getattr(settings, kind)
             if form is None:
                 continue
             given = type(form).of(section)
-            for key, expected, value in _below(kind, form.differences(given, section.model_fields_set)):
+            for key, expected, value in _below(kind, form.differences(given, section.given)):
                 trained = "without" if expected is None else f"with {named(key, expected)}"
                 raise ConfigurationError(
                     f"{named(key, value)} is given, and model {model!r} was trained {trained}, as its file"
@@ -146,15 +143,14 @@ class InputForm(Settings):
         if form is None:
             return settings
         section = getattr(settings, kind)
-        values = form.model_dump(exclude_none=True) | section.model_dump(exclude_unset=True)
+        values = form.as_dict(only_set=True) | section.as_dict(only_given=True)
         try:
-            whole = type(section).model_validate(values)
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
+            whole = type(section).checked(values)
+        except SchemaError as error:
             raise ConfigurationError(
-                f"With what the model says of its inputs: {complaint(problem)}."
+                f"With what the model says of its inputs: {error.first.complaint()}."
             ) from error
-        return settings.model_copy(update={kind: whole, "shape": settings.shape or list(shape)})
+        return settings.with_values({kind: whole, "shape": settings.shape or list(shape)})
 
 
 def _below(kind: str, found: list[Difference]) -> list[Difference]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from dpagent.schema.limits import Before, Limits
 
 
 def _as_text(value: Any) -> Any:
@@ -13,4 +13,4 @@ def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) else value
 
 
-PlainName = Annotated[str, Field(min_length=1), BeforeValidator(_as_text)]
+PlainName = Annotated[str, Limits(min_length=1), Before(_as_text)]

@@ -86,7 +86,7 @@ def declare(settings: DatasetSettings) -> tuple[DatasetSettings, tuple[str, ...]
         changes["shape"] = list(found.source.shape)
     if source.dtype is None and found.source.dtype is not None:
         changes["dtype"] = found.source.dtype
-    return settings.model_copy(update=changes), found.warnings
+    return settings.with_values(changes), found.warnings
 
 
 def open_declared(settings: DatasetSettings) -> Dataset:
@@ -262,7 +262,7 @@ def fitted(settings: DatasetSettings, shape: tuple[int, ...]) -> DatasetSettings
     known = format_of(settings)
     given = section_of(settings, known)
     section = known.fitted(given, shape)
-    return settings if section == given else settings.model_copy(update={known.kind: section})
+    return settings if section == given else settings.with_values({known.kind: section})
 
 
 def advice_on_shape(kind: str, shape: tuple[int, ...]) -> str:
@@ -278,8 +278,8 @@ def advice_on_shape(kind: str, shape: tuple[int, ...]) -> str:
 
 def _refuse_other_sections(settings: DatasetSettings, known: Format[Any]) -> None:
     for kind in FORMATS:
-        if kind in settings.model_fields_set and kind != known.kind:
-            keys = sorted(getattr(settings, kind).model_fields_set)
+        if kind in settings.given and kind != known.kind:
+            keys = sorted(getattr(settings, kind).given)
             given = ", ".join(named(f"{kind}.{key}") for key in keys) or named(kind)
             raise ConfigurationError(
                 f"{given} {'are' if len(keys) > 1 else 'is'} set, and {settings.path} is taken for"

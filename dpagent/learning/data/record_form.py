@@ -53,4 +53,4 @@ class RecordForm(Settings):
     @classmethod
     def of(cls, section: RecordForm) -> Self:
         """The form in a format's settings, which derive from it."""
-        return cls.model_validate({key: getattr(section, key) for key in cls.model_fields})
+        return cls.checked({key: getattr(section, key) for key in cls.names})

@@ -11,16 +11,15 @@ the path; :func:`~dpagent.learning.data.opening.open_dataset` refuses a section 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from typing import Annotated, Any, Final, Literal, TypeVar
-
-from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.declared import MAX_CLASSES, MAX_RECORDS, DType, Half
 from dpagent.learning.data.names import PlainName
 from dpagent.learning.data.sections import SECTIONS
-from dpagent.settings import FilePath, Settings, defaults_of, with_fields
+from dpagent.schema.base import with_fields
+from dpagent.schema.limits import After, Limits
+from dpagent.settings import FilePath, Settings
 
 AUTO: Final = "auto"
 
@@ -30,11 +29,10 @@ SchemaT = TypeVar("SchemaT", bound=Settings)
 def with_formats(schema: type[SchemaT]) -> type[SchemaT]:
     """``schema`` with the registered formats: choices of ``kind``, and a field for the section of each."""
     sections: dict[str, Any] = {
-        kind: (section, defaults_of(section)) for kind, section in SECTIONS.items() if section.model_fields
+        kind: (section, section()) for kind, section in SECTIONS.items() if section.names
     }
     kinds: Any = Literal
-    kind = copy(schema.model_fields["kind"])
-    sections["kind"] = (kinds[(AUTO, *SECTIONS)], kind)
+    sections["kind"] = (kinds[(AUTO, *SECTIONS)], AUTO)
     return with_fields(schema, **sections)
 
 
@@ -44,15 +42,9 @@ def _all_different(names: list[str]) -> list[str]:
     return names
 
 
-def _is_count(classes: Any) -> str:
-    return "count" if isinstance(classes, int) else "names"
-
-
-ClassName = Annotated[PlainName, Field(max_length=256)]
-_Count = Annotated[int, Field(ge=2, le=MAX_CLASSES)]
-_Names = Annotated[
-    list[ClassName], Field(min_length=2, max_length=MAX_CLASSES), AfterValidator(_all_different)
-]
+ClassName = Annotated[PlainName, Limits(max_length=256)]
+_Count = Annotated[int, Limits(ge=2, le=MAX_CLASSES)]
+_Names = Annotated[list[ClassName], Limits(min_length=2, max_length=MAX_CLASSES), After(_all_different)]
 
 
 @with_formats
@@ -61,7 +53,7 @@ class DatasetSettings(Settings):
 
     >>> from pathlib import Path
     >>> given = {"path": Path("walks"), "csv": {"label": "activity", "window": 128}}
-    >>> DatasetSettings.model_validate(given).kind
+    >>> DatasetSettings.checked(given).kind
     'auto'
     """
 
@@ -71,17 +63,14 @@ class DatasetSettings(Settings):
     """The file or directory, relative to this file."""
     half: Half = "train"
     """Which half, where the data have two."""
-    classes: (
-        Annotated[Annotated[_Count, Tag("count")] | Annotated[_Names, Tag("names")], Discriminator(_is_count)]
-        | None
-    ) = None
+    classes: _Count | _Names | None = None
     """All classes of the fleet, alike on all boards: how many, if labels are the numbers from 0, else the
     names in the order that numbers them. A record with another label is left out."""
-    shape: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1, max_length=3)] | None = None
+    shape: Annotated[list[Annotated[int, Limits(ge=1)]], Limits(min_length=1, max_length=3)] | None = None
     """The shape of a record, with as many values as it has in the file. A board needs it for ``npz``."""
     dtype: DType | None = None
     """The type of a record's values; uint8 is divided by 255. A board needs it for ``npz``."""
-    max_records: Annotated[int, Field(ge=1, le=MAX_RECORDS)] | None = None
+    max_records: Annotated[int, Limits(ge=1, le=MAX_RECORDS)] | None = None
     """The largest number of records. With more, the agent does not start; later ones beyond are not used. It
     is public: the bounds of lots, memory and disk follow from it. Choose twice what you expect."""
 

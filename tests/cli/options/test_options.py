@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import typer
-from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from cli.demo.next_steps import predict_commands
@@ -21,6 +20,7 @@ from cli.options.rows import BROKER, DATA, RUN
 from cli.options.table import Given, Option, OptionTable, with_options
 from dpagent.errors import DataError, ParameterError, UsageError
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.schema.base import Schema, fields_of
 from dpagent.settings import Settings
 from dpagent.wording import named
 from simulation.layout import Layout
@@ -28,11 +28,11 @@ from simulation.notes import RunNotes
 from simulation.request import BrokerRequest, Request
 
 
-def fields_of(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def settings_in(schema: type[Schema], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The settings of a schema, dotted, with their annotations."""
-    for name, field in schema.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from fields_of(field.annotation, f"{prefix}{name}.")
+    for name, field in fields_of(schema).items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Schema):
+            yield from settings_in(field.annotation, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field.annotation
 
@@ -58,9 +58,9 @@ def words_of(annotation: Any) -> tuple[str, ...]:
     ],
 )
 def test_every_setting_has_one_option_with_the_words_that_the_setting_knows(
-    table: OptionTable, schema: type[BaseModel], elsewhere: set[str]
+    table: OptionTable, schema: type[Schema], elsewhere: set[str]
 ) -> None:
-    known = dict(fields_of(schema))
+    known = dict(settings_in(schema))
     rows = {row.setting: row for row in table.rows if row.setting != "data.train.path"}
     assert len(rows) == len(table.rows) - (table is RUN)
     assert set(rows) | elsewhere == set(known)
@@ -129,7 +129,7 @@ def test_what_is_given_is_set_and_nothing_else() -> None:
     made = given(DATA, csv_label="y", csv_header=True, images_size="8").settings(
         DatasetSettings, path=Path("x")
     )
-    assert made.model_dump(exclude_unset=True) == {
+    assert made.as_dict(only_given=True) == {
         "path": Path("x"), "csv": {"label": "y", "header": False}, "images": {"size": [8, 8]},
     }  # fmt: skip
 
@@ -194,7 +194,7 @@ def test_what_a_form_cannot_read_is_named(form: forms.Form, text: str) -> None:
 
 
 def commands(kind: str, reading: dict[str, Any] | None) -> list[list[str]]:
-    train = None if reading is None else DatasetSettings.model_validate({"path": Path("/d")} | reading)
+    train = None if reading is None else DatasetSettings.checked({"path": Path("/d")} | reading)
     notes = RunNotes(kind=kind, columns=("a b", "c"))
     return [shlex.split(command)[2:] for command in predict_commands(train, notes, Layout(Path("my run")))]
 
@@ -245,7 +245,9 @@ def test_a_word_of_a_registry_is_read_and_completed_as_the_registry_has_it() -> 
 
 
 def test_help_waits_for_no_format() -> None:
-    loaded = "import sys, cli.main; print([name for name in ('numpy', 'pydantic') if name in sys.modules])"
+    loaded = (
+        "import sys, cli.main; print([name for name in ('numpy', 'dpagent.settings') if name in sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", loaded], capture_output=True, text=True, timeout=60, check=True
     )

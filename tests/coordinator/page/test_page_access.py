@@ -39,7 +39,7 @@ def clock() -> Clock:
 
 
 def access(keys: Path, clock: Clock | None = None, **page: object) -> Access:
-    return Access(PageSettings.model_validate(page), Tokens(keys), clock or Clock())
+    return Access(PageSettings.checked(page), Tokens(keys), clock or Clock())
 
 
 def test_nobody_comes_without_showing_who_they_are(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_header_that_says_who_asks_comes_once(tmp_path: Path) -> None:
 
 def test_a_proxy_on_this_machine_needs_a_user_of_its_own() -> None:
     with pytest.raises(ValueError, match="proxy_user"):
-        PageSettings.model_validate({"proxies": ["127.0.0.1"]})
+        PageSettings.checked({"proxies": ["127.0.0.1"]})
 
 
 @pytest.fixture

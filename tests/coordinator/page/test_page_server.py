@@ -101,7 +101,7 @@ def in_postgresql(settings: FleetSettings, server: Postgresql) -> tuple[Postgres
     """A place of its own for the state of this fleet's coordinator, and the settings that name it."""
     address = new_place(server)
     store = StoreSettings(url=address.url, password_file=server.password_file)
-    return address, settings.model_copy(update={"store": store})
+    return address, settings.with_values({"store": store})
 
 
 def test_a_store_in_postgresql_is_shown_and_watched_too(
@@ -215,9 +215,9 @@ def test_a_certificate_that_cannot_be_used_is_named(
     certificate = tmp_path / "page.crt" if wrong == "a missing file" else files.certificate
     if wrong == "no certificate":
         certificate.write_text("nothing")
-    page = settings.page.model_copy(update={"port": 0, "certificate": certificate, "key": key})
+    page = settings.page.with_values({"port": 0, "certificate": certificate, "key": key})
     with pytest.raises(ConfigurationError, match=r"page\.certificate and page\.key .* cannot be used"):
-        serve(settings.model_copy(update={"page": page}), tmp_path, threading.Event(), str.encode)
+        serve(settings.with_values({"page": page}), tmp_path, threading.Event(), str.encode)
 
 
 def test_orders_change_the_queue_and_are_on_record(
@@ -420,7 +420,7 @@ def answers(page: PageServer) -> bool:
 
 
 def test_a_page_that_others_reach_needs_a_token(settings: FleetSettings, tmp_path: Path) -> None:
-    open_to_all = settings.model_copy(update={"page": settings.page.model_copy(update={"listen": "0.0.0.0"})})
+    open_to_all = settings.with_values({"page": settings.page.with_values({"listen": "0.0.0.0"})})
     with pytest.raises(ConfigurationError, match="page-token"):
         serve(open_to_all, tmp_path, threading.Event(), str.encode)
 

@@ -27,7 +27,7 @@ def peak_mib():
     (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
     return int(line.split()[1]) / 1024
 
-settings = DatasetSettings.model_validate(json.loads(sys.argv[1]) | {"path": Path(sys.argv[2])})
+settings = DatasetSettings.checked(json.loads(sys.argv[1]) | {"path": Path(sys.argv[2])})
 before = peak_mib()
 data = open_dataset(settings)
 opened = peak_mib()

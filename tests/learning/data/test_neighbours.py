@@ -123,7 +123,7 @@ def test_one_record_more_changes_that_record_alone(
     for each in (items, [*items[:place], more, *items[place:]]):
         path, declared = make(tmp_path_factory.mktemp(kind), each)
         values = {"path": path, "kind": kind, "classes": 3, "max_records": 1_000} | declared
-        opened.append(DatasetSettings.model_validate(values))
+        opened.append(DatasetSettings.checked(values))
     for ways in (open_declared, partial(list_declared, growing=False))[: 1 if kind == "idx" else 2]:
         one, other = map(ways, opened)
         assert difference(one, other) <= 1

@@ -15,13 +15,13 @@ from formats import two_records
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pictures import encoded, folder_of, noise, write, zip_of
-from pydantic import ValidationError
 
 from dpagent.configuration import load_settings
 from dpagent.errors import ConfigurationError, DataError, DpagentError
 from dpagent.learning.data.opening import fitted, has_test_half, open_dataset, recognise, section_of
 from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.schema.problems import SchemaError
 
 
 def test_the_page_lists_every_format() -> None:
@@ -91,7 +91,7 @@ def test_what_is_unknown_or_ambiguous_says_what_to_do(tmp_path: Path) -> None:
 def test_a_section_that_does_not_go_with_the_data_is_told(tmp_path: Path) -> None:
     path = two_records("images", tmp_path / "data")
     with pytest.raises(ConfigurationError, match=r"`csv.label` is set, and .* is taken for images"):
-        open_dataset(DatasetSettings.model_validate({"path": path, "csv": {"label": "x"}}))
+        open_dataset(DatasetSettings.checked({"path": path, "csv": {"label": "x"}}))
 
 
 def test_shape_classes_and_sections_reach_the_data(tmp_path: Path) -> None:
@@ -110,14 +110,14 @@ def test_shape_classes_and_sections_reach_the_data(tmp_path: Path) -> None:
     assert data.batch(np.array([0]))[0].ravel().tolist() == [3, 2, 1, 0]
     folder_of(tmp_path / "photos", "cat/1.png", "ant/2.png")
     given: dict[str, Any] = {"path": tmp_path / "photos", "images": {"size": [4, 6], "mode": "grey"}}
-    assert open_dataset(DatasetSettings.model_validate(given)).shape == (6, 4, 1)
+    assert open_dataset(DatasetSettings.checked(given)).shape == (6, 4, 1)
 
 
 def test_pictures_take_the_form_of_a_model_where_no_setting_says_another(tmp_path: Path) -> None:
     folder_of(tmp_path / "p", "a/1.png", "b/2.png")
 
     def form(wanted: tuple[int, ...] = (6, 9, 1), **given: Any) -> tuple[list[int] | None, str | None]:
-        made = fitted(DatasetSettings.model_validate({"path": tmp_path / "p"} | given), wanted)
+        made = fitted(DatasetSettings.checked({"path": tmp_path / "p"} | given), wanted)
         section = section_of(made, FORMATS["images"])
         return section.size, section.mode
 
@@ -185,13 +185,13 @@ def test_settings_that_cannot_be_are_sentences_with_line_and_key(
 
 
 def test_whole_numbers_are_names_too_and_tab_is_a_word() -> None:
-    made = DatasetSettings.model_validate(
+    made = DatasetSettings.checked(
         {"path": Path("x"), "classes": [3, 1, "two"], "csv": {"delimiter": "tab", "label": 7}}
     )
     assert made.classes == ["3", "1", "two"]
     section = section_of(made, FORMATS["csv"])
     assert (section.delimiter, section.label) == ("\t", "7")
-    with pytest.raises(ValidationError):
+    with pytest.raises(SchemaError):
         DatasetSettings(path=Path("x"), classes=[1.5, 2.5])  # type: ignore[list-item]
 
 

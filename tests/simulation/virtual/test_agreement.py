@@ -82,7 +82,7 @@ def watched(seen: Seen, patch: pytest.MonkeyPatch, module: Any) -> None:
 def agent_of(file: Path, clock: MovableClock) -> Running:
     profile = file.with_name("calm.yaml")
     profile.write_text(_PROFILE)
-    settings = load_agent_settings(file).model_copy(update={"profile": str(profile)})
+    settings = load_agent_settings(file).with_values({"profile": str(profile)})
 
     return Running(lambda clock: Agent(settings, clock=CreepingClock(clock)), clock)
 
@@ -92,7 +92,7 @@ def run_really(fleet: VirtualFleet, root: Path, broker: Broker, patch: pytest.Mo
     seen, layout = Seen(), Layout(root)
     watched(seen, patch, coordinator.intake)
     prepare_data(fleet.settings, layout)
-    settings = fleet.settings.model_copy(update={"engine": "numpy"})
+    settings = fleet.settings.with_values({"engine": "numpy"})
     address = BrokerAddress(broker.url, broker.values["username"], broker.password_file, "auto", "mosquitto")
     write_configurations(settings, layout, address)
     begin_ledgers(layout, DEVICES)

@@ -52,7 +52,7 @@ def test_a_node_that_is_killed_in_a_round_changes_no_bit(
 ) -> None:
     process, address, variables = cluster
     options = {"devices": DEVICES, "rounds": ROUNDS, "method": "central", "insecure_noise_seed": SEED}
-    fleet = VirtualFleet(VirtualRequest.model_validate(options), tmp_path / "here")
+    fleet = VirtualFleet(VirtualRequest.checked(options), tmp_path / "here")
     here = fleet.run_here()
     words = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
     simulation = subprocess.Popen(

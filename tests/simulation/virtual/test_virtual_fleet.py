@@ -25,7 +25,7 @@ pytestmark = pytest.mark.heavy
 
 
 def request(**changes: Any) -> VirtualRequest:
-    return VirtualRequest.model_validate(
+    return VirtualRequest.checked(
         {"devices": 9, "rounds": 3, "model": "digits", "insecure_noise_seed": 5} | changes
     )
 

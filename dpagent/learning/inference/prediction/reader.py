@@ -75,8 +75,8 @@ class InputReader:
         """
         require_readable(path)
         kind = recognise_inputs(path) if self._settings.kind == AUTO else self._settings.kind
-        settings = self._settings.model_copy(
-            update={"path": path, "classes": list(self.class_names) or self._count, "kind": kind}
+        settings = self._settings.with_values(
+            {"path": path, "classes": list(self.class_names) or self._count, "kind": kind}
         )
         known, model = FORMATS[kind], self._model
         if model.inputs is not None:

@@ -22,7 +22,7 @@ KEY = b"a key"
 
 
 def settings(path: Path, **given: Any) -> DatasetSettings:
-    return DatasetSettings.model_validate({"path": path, "max_records": 1_000} | given)
+    return DatasetSettings.checked({"path": path, "max_records": 1_000} | given)
 
 
 def pictures(path: Path) -> DatasetSettings:

@@ -319,7 +319,7 @@ def test_cifar_10_as_jpeg_is_read_from_its_archive() -> None:
 
 def test_a_board_takes_no_archive(tmp_path: Path) -> None:
     """One entry that is odd in the archive's list alone kept all others out: a version that nobody has."""
-    settings = DatasetSettings.model_validate(
+    settings = DatasetSettings.checked(
         {
             "path": zip_of(tmp_path / "x.zip", {"a/1.png": encoded(noise(1))}), "kind": "images",
             "classes": ["a", "b"], "max_records": 5,

@@ -238,7 +238,7 @@ def test_a_board_unpacks_nothing_onto_its_disk(tmp_path: Path) -> None:
     declared = {"kind": "npz", "classes": 3, "shape": [1024], "dtype": "float32"}
 
     def on_board(path: Path, most: int) -> Dataset:
-        settings = DatasetSettings.model_validate({"path": path, "max_records": most} | declared)
+        settings = DatasetSettings.checked({"path": path, "max_records": most} | declared)
         return list_declared(settings, growing=False)
 
     kept = 8_192  # 4 KiB each
@@ -270,7 +270,7 @@ def test_a_board_takes_numbers_of_any_size_and_byte_order(tmp_path: Path, dtype:
     values = np.arange(12).reshape(3, 4) / 4
     np.savez(file := tmp_path / "data.npz", inputs=values.astype(dtype), labels=np.arange(3))
     declared = {"path": file, "kind": "npz", "classes": 3, "shape": [4], "dtype": "float32", "max_records": 3}
-    found = all_of(list_declared(DatasetSettings.model_validate(declared), growing=False))
+    found = all_of(list_declared(DatasetSettings.checked(declared), growing=False))
     assert found.dtype == np.float32
     assert np.array_equal(found, values)
 

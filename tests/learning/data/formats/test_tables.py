@@ -15,12 +15,12 @@ import pytest
 from formats import open_table
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.formats.tables import index
 from dpagent.learning.data.formats.tables.settings import CsvSettings
+from dpagent.schema.problems import SchemaError
 from dpagent.wording import counted
 
 
@@ -399,7 +399,7 @@ def test_packed_files_that_are_damaged_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_forms_that_make_no_sense_are_refused(form: dict[str, Any], error: str) -> None:
-    with pytest.raises(ValidationError, match=error):
+    with pytest.raises(SchemaError, match=error):
         CsvSettings(**form)
 
 

@@ -88,7 +88,7 @@ class CifarFormat(Format[CifarSettings]):
         beside."""
         name = section.layout or _layout_at(source.path, source.half)
         classes = source.classes or _names(source.path, _LAYOUTS[name]) or _LAYOUTS[name].classes
-        return Inferred(replace(source, classes=classes), section.model_copy(update={"layout": name}))
+        return Inferred(replace(source, classes=classes), section.with_values({"layout": name}))
 
     def open(self, source: Source, section: CifarSettings) -> Dataset:
         """As of :class:`Format`: the folder, or one file, which is taken whatever its half is."""

@@ -98,7 +98,7 @@ class ImageFormat(Format[ImageSettings]):
                 warnings.append(f"The pictures are taken at the size they have. {_no_size()}")
         if not path.is_dir():
             warnings.append("A board takes pictures from a folder: unpack the archive there.")
-        complete = section.model_copy(update={"size": size, "mode": mode, "folder": folder})
+        complete = section.with_values({"size": size, "mode": mode, "folder": folder})
         return Inferred(replace(source, classes=classes), complete, tuple(warnings))
 
     def open(self, source: Source, section: ImageSettings) -> Dataset:
@@ -144,8 +144,8 @@ class ImageFormat(Format[ImageSettings]):
         if len(shape) != 3 or shape[2] not in _MODES:
             return section
         height, width, channels = shape
-        given = section.model_dump(exclude_none=True)
-        return ImageSettings.model_validate({"size": [width, height], "mode": _MODES[channels]} | given)
+        given = section.as_dict(only_set=True)
+        return ImageSettings.checked({"size": [width, height], "mode": _MODES[channels]} | given)
 
     def advice_on_shape(self, shape: tuple[int, ...]) -> str:
         """As of :class:`Format`."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, Field
-
 from dpagent.learning.data.record_form import RecordForm
+from dpagent.schema.limits import After, Limits
 
 Mode = Literal["grey", "rgb"]
 MAX_PIXELS: Final = 8 << 20
 """Unless more are allowed: a frame of 4K video, and what a board of 512 MiB can decode beside its agent."""
 
-Pixels = Annotated[int, Field(ge=1, le=4096)]
+Pixels = Annotated[int, Limits(ge=1, le=4096)]
 
 
 def _relative(folder: str) -> str:
@@ -33,7 +32,7 @@ class ImageForm(RecordForm):
 
     compared: ClassVar = ("size", "mode")
 
-    size: Annotated[list[Pixels], Field(min_length=2, max_length=2)] | None = None
+    size: Annotated[list[Pixels], Limits(min_length=2, max_length=2)] | None = None
     """Width and height that every picture is scaled until it covers, then cut to."""
     mode: Mode | None = None
     """One channel or three."""
@@ -52,8 +51,8 @@ class ImageForm(RecordForm):
 class ImageSettings(ImageForm):
     """How pictures become records."""
 
-    folder: Annotated[str, AfterValidator(_relative)] | None = None
+    folder: Annotated[str, After(_relative)] | None = None
     """The folder below ``path`` that holds the class folders; ``.`` for ``path`` itself."""
-    max_pixels: Annotated[int, Field(ge=1, le=1 << 28)] = MAX_PIXELS
+    max_pixels: Annotated[int, Limits(ge=1, le=1 << 28)] = MAX_PIXELS
     """Largest number of pixels of a picture as it is stored, of WebP half as many. Decoding takes up to 20
     bytes for each, its file included."""

@@ -66,7 +66,7 @@ class CsvFormat(Format[CsvSettings]):
         known: dict[str, Any] = {"features": list(columns[0].names)}
         if not section.header:
             known["width"] = columns[0].width
-        complete = section.model_copy(update=known)
+        complete = section.with_values(known)
         if listed is not None:
             return Inferred(source, complete)
         indexes = [index_table(file, complete, None) for file in files]

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
-
 from dpagent.errors import ConfigurationError, ParameterError
 from dpagent.learning.data.names import PlainName
 from dpagent.learning.data.record_form import RecordForm
+from dpagent.schema.base import rule
+from dpagent.schema.limits import After, Limits
 from dpagent.wording import named
 
 
@@ -23,9 +23,6 @@ def _delimiter(value: str) -> str:
     if len(value) != 1 or value in '\r\n"':
         raise ValueError("expected one character, such as ',' or ';', or tab")
     return value
-
-
-Number = Annotated[float, Field(strict=False)]
 
 
 _CONSTANTS: Final = {"offset": 0.0, "scale": 1.0}
@@ -37,21 +34,21 @@ class TableForm(RecordForm):
     # Where windows begin changes none of them: not the stride.
     compared: ClassVar = ("features", "offset", "scale", "window")
 
-    features: Annotated[list[PlainName], Field(min_length=1, max_length=65_536)] | None = None
+    features: Annotated[list[PlainName], Limits(min_length=1, max_length=65_536)] | None = None
     """The columns of the inputs, in order."""
-    offset: Number | dict[str, Number] = 0.0
+    offset: float | dict[str, float] = 0.0
     """An input is (cell − offset) / scale: one number, or one by the column's name. Public constants, never
     computed from the data: that would reveal private data without noise."""
-    scale: Number | dict[str, Number] = 1.0
+    scale: float | dict[str, float] = 1.0
     """See ``offset``; above 0."""
-    window: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    window: Annotated[int, Limits(ge=1, le=1 << 20)] | None = None
     """Rows in a record, for a time series; without it each row is a record."""
-    stride: Annotated[int, Field(ge=1, le=1 << 30)] | None = None
+    stride: Annotated[int, Limits(ge=1, le=1 << 30)] | None = None
     """Rows from one window to the next; by default ``window``. Below it a reading is in several records and
     protected that many times less."""
 
-    @model_validator(mode="after")
-    def _is_possible(self) -> Self:
+    @rule
+    def _is_possible(self) -> None:
         if self.window is None and self.stride is not None:
             raise ValueError(
                 f"{named('stride')} is given without {named('window')}; give the number of rows in a window"
@@ -72,7 +69,6 @@ class TableForm(RecordForm):
                 self.constants(self.features)
             except ConfigurationError as error:
                 raise ValueError(str(error)) from error
-        return self
 
     @property
     def record_shape(self) -> tuple[int, ...] | None:
@@ -130,21 +126,21 @@ class CsvSettings(TableForm):
     mixed: Literal["majority", "drop"] = "majority"
     """A window whose rows have several labels takes that of most rows (of those alike, the one that comes
     first), or is left out."""
-    delimiter: Annotated[str, AfterValidator(_delimiter)] = ","
+    delimiter: Annotated[str, After(_delimiter)] = ","
     """One character, or ``tab``."""
     decimal: Literal[".", ","] = "."
     """The mark before the fraction of a number. With a comma, a cell that holds a point is no number: it may
     separate thousands."""
     header: bool = True
     """Whether the first row names the columns; without it they are called 1, 2, …."""
-    width: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    width: Annotated[int, Limits(ge=1, le=65_536)] | None = None
     """Cells in a row of files without a header."""
     first_column: PlainName | None = None
     """The name of a first column that the header leaves out (R), or leaves empty (pandas). It is no input
     unless ``features`` lists it."""
 
-    @model_validator(mode="after")
-    def _has_a_header_or_not(self) -> Self:
+    @rule
+    def _has_a_header_or_not(self) -> None:
         if self.first_column is not None and not self.header:
             raise ValueError(
                 f"{named('first_column')} is given with {named('header', False)}, where columns are called 1,"
@@ -152,7 +148,6 @@ class CsvSettings(TableForm):
             )
         if self.width is not None and self.header:
             raise ValueError(f"{named('width')} is given, and the header tells it; leave it out")
-        return self
 
     def roles(self, *, labelled: bool = True) -> list[tuple[str, str]]:
         """As of :class:`TableForm`."""

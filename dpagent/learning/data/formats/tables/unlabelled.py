@@ -25,7 +25,7 @@ from dpagent.wording import counted
 
 def has_labels(path: Path, form: CsvSettings) -> bool:
     """Whether a file, or the first readable one of a folder, has the label column, or one was asked for."""
-    if "label" in form.model_fields_set:
+    if "label" in form.given:
         return True
     for file in table_files(path):
         try:

@@ -1,0 +1,111 @@
+"""What is wrong with values, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+from dpagent.errors import ParameterError
+
+Location: TypeAlias = tuple[int | str, ...]
+"""Keys and list indices, from the outermost on."""
+
+
+class _Nothing(Enum):
+    NOTHING = "nothing"
+
+
+NOTHING: Final = _Nothing.NOTHING
+"""In place of a value where there is none. The same object in every process."""
+_MOST_SHOWN: Final = 80
+
+
+class WithheldError(ValueError):
+    """What is wrong with a value that may hold a secret, so that it is not shown."""
+
+
+class Fault(Enum):
+    """What kind of problem it is."""
+
+    MISSING = "missing"
+    """A key that must be there is not."""
+    UNKNOWN = "unknown"
+    """A key is there that none knows."""
+    RANGE = "range"
+    """A number is too small, too large or not finite."""
+    OTHER = "other"
+    """All else: another type, a text or a list of another length, a check of the schema's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with one value.
+
+    Attributes:
+        fault: of what kind it is.
+        expected: in place of the value, in words.
+        value: that came.
+        location: of the value; of a missing key, where it should be.
+        error: of a check of the schema's own, which has its own words.
+    """
+
+    fault: Fault
+    expected: str
+    value: object = NOTHING
+    location: Location = ()
+    error: Exception | None = None
+
+    def below(self, key: int | str) -> Problem:
+        """The same, of a value that stands under a key, or in a list."""
+        return replace(self, location=(key, *self.location))
+
+    @property
+    def key(self) -> str:
+        """Where it is, as ``privacy.epsilon``; empty for the whole."""
+        return ".".join(map(str, self.location))
+
+    @property
+    def is_out_of_range(self) -> bool:
+        """Whether it is a number that is too small, too large or not finite."""
+        return self.fault is Fault.RANGE or isinstance(self.error, ParameterError)
+
+    def complaint(self, *, shows_value: bool = True) -> str:
+        """What came and what was expected, without a full stop: ``got 0; expected a number of at least 1``.
+
+        Args:
+            shows_value: whether what came may be shown.
+        """
+        shown = repr(self.value)
+        if len(shown) > _MOST_SHOWN:
+            shown = f"{shown[:_MOST_SHOWN]}…"
+        came = "" if self.value is NOTHING or not shows_value else f"got {shown}; "
+        if self.error is None:
+            return f"{came}expected {self.expected}"
+        text = str(self.error).rstrip(".")
+        return text if repr(self.value) in text or isinstance(self.error, WithheldError) else came + text
+
+
+class SchemaError(ValueError):
+    """Values are not what a schema says.
+
+    Attributes:
+        problems: what is wrong with them, in the order of the schema; at least one.
+    """
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(_sentence(each) for each in problems))
+        self.problems = tuple(problems)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,)
+
+    @property
+    def first(self) -> Problem:
+        """The first of them."""
+        return self.problems[0]
+
+
+def _sentence(problem: Problem) -> str:
+    return f"{problem.key}: {problem.complaint()}" if problem.location else problem.complaint()

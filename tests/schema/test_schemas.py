@@ -1,0 +1,350 @@
+"""Schemas: values under names that are checked once, and do not change."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import json
+import math
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import pytest
+
+from agent.governor_settings import GovernorSettings
+from coordinator.database.settings import StoreSettings
+from dpagent.schema.base import Schema, checked_as, fields_of, read_json, rule, with_fields
+from dpagent.schema.json_schema import json_schema
+from dpagent.schema.json_values import json_of, json_values
+from dpagent.schema.limits import After, Before, By, Limits
+from dpagent.schema.problems import Fault, SchemaError, WithheldError
+from simulation.sweep.file import Vary
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+def _even(number: int) -> int:
+    if number % 2:
+        raise ValueError(f"{number} is odd")
+    return number
+
+
+class Lid(Schema):
+    """What closes a pot."""
+
+    glass: bool = True
+    colour: Colour = Colour.RED
+
+
+class Pot(Schema):
+    kind: Literal["pot"]
+    litres: Annotated[float, Limits(gt=0, le=10)]
+    lid: Lid | None = None
+
+
+class Pan(Schema):
+    kind: Literal["pan"]
+    width: Annotated[int, Limits(ge=2), After(_even)]
+
+
+class Kitchen(Schema):
+    """A room.
+
+    Its second paragraph.
+    """
+
+    room: ClassVar[str] = "the kitchen"
+    name: Annotated[str, Limits(min_length=1, max_length=8, pattern=r"^[a-z]+$")]
+    dishes: tuple[Annotated[Pot | Pan, By("kind")], ...] = ()
+    shelf: Path = Path("shelf")
+    sizes: Annotated[list[int], Limits(max_length=3)] | None = None
+    prices: dict[str, float] | float = 1.0
+    size: tuple[int, int] = (1, 2)
+    cooks: Annotated[int, Limits(ge=1)] = 1
+    chairs: Annotated[int, Limits(ge=0)] = 1
+
+    @rule
+    def _everybody_sits(self) -> None:
+        if self.chairs < self.cooks:
+            raise ValueError(f"cooks is {self.cooks} and chairs is {self.chairs}; expected as many")
+
+    @rule
+    def _is_small(self) -> None:
+        if self.cooks > 2:
+            raise ValueError("it is too small")
+
+
+def complaints(values: object, schema: Any = Kitchen) -> list[str]:
+    with pytest.raises(SchemaError) as caught:
+        checked_as(schema, values)
+    return str(caught.value).splitlines()
+
+
+def test_values_come_with_their_types_and_defaults() -> None:
+    made = Kitchen.checked(
+        {
+            "name": "ours", "shelf": "a/b", "prices": {"tea": 2}, "size": [3, 4],
+            "dishes": [{"kind": "pot", "litres": 3, "lid": {"colour": "blue"}}, Pan(kind="pan", width=4)],
+        }
+    )  # fmt: skip
+    assert made == Kitchen(
+        name="ours",
+        dishes=(Pot(kind="pot", litres=3.0, lid=Lid(colour=Colour.BLUE)), Pan(kind="pan", width=4)),
+        shelf=Path("a/b"), prices={"tea": 2.0}, size=(3, 4),
+    )  # fmt: skip
+    assert isinstance(made.dishes[0], Pot)
+    assert isinstance(made.dishes[0].litres, float)
+    assert made.dishes[0].lid == Lid(colour=Colour.BLUE)
+    assert made.given == {"name", "dishes", "shelf", "prices", "size"}
+    assert made.cooks == 1
+    assert Kitchen.room == "the kitchen"
+    assert "room" not in Kitchen.names
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"name": 5}, "name: got 5; expected text"),
+        ({"name": ""}, "name: got ''; expected text of at least 1 character"),
+        ({"name": "x" * 9}, "name: got 'xxxxxxxxx'; expected text of at most 8 characters"),
+        ({"name": "A"}, "name: got 'A'; expected text of the pattern ^[a-z]+$"),
+        ({"name": "a\n"}, "name: got 'a\\n'; expected text of the pattern ^[a-z]+$"),
+        ({"name": "\ud800"}, "name: got '\\ud800'; expected text that UTF-8 can hold"),
+        ({"cooks": True}, "cooks: got True; expected a whole number"),
+        ({"cooks": 1.0}, "cooks: got 1.0; expected a whole number"),
+        ({"cooks": "1"}, "cooks: got '1'; expected a whole number"),
+        ({"cooks": 0}, "cooks: got 0; expected a number of at least 1"),
+        ({"cooks": None}, "cooks: got None; expected a whole number"),
+        ({"prices": math.inf}, "prices: got inf; expected a finite number"),
+        ({"prices": {"tea": math.nan}}, "prices.tea: got nan; expected a finite number"),
+        ({"prices": {1: 1}}, "prices.1: got 1; expected text"),
+        ({"prices": []}, "prices: got []; expected keys and values or a number"),
+        ({"prices": 10**400}, "expected a finite number"),
+        ({"shelf": 3}, "shelf: got 3; expected a path"),
+        ({"sizes": (1,)}, "sizes: got (1,); expected a list"),
+        ({"sizes": [1] * 4}, "sizes: got [1, 1, 1, 1]; expected a list of at most 3"),
+        ({"sizes": [1, "2"]}, "sizes.1: got '2'; expected a whole number"),
+        ({"size": [1]}, "size: got [1]; expected a list of 2 values"),
+        ({"dishes": {}}, "dishes: got {}; expected a list"),
+        ({"dishes": [3]}, "dishes.0: got 3; expected keys and values"),
+        ({"dishes": [{}]}, "dishes.0.kind: expected a value"),
+        ({"dishes": [{"kind": "wok"}]}, "dishes.0.kind: got 'wok'; expected 'pot' or 'pan'"),
+        ({"dishes": [{"kind": ["pot"]}]}, "dishes.0.kind: got ['pot']; expected 'pot' or 'pan'"),
+        ({"dishes": [{"kind": "pot", "litres": 0}]}, "dishes.0.litres: got 0; expected a number above 0"),
+        ({"dishes": [{"kind": "pan", "width": 3}]}, "dishes.0.width: 3 is odd"),
+        ({"dishes": [{"kind": "pot", "litres": 1, "lid": {"colour": "green"}}]},
+         "dishes.0.lid.colour: got 'green'; expected 'red' or 'blue'"),
+        ({"stranger": 1}, "stranger: got 1; expected no key of that name"),
+        ({"cooks": 2}, "cooks is 2 and chairs is 1; expected as many"),
+        ({"cooks": 3, "chairs": 3}, "it is too small"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_words(changes: dict[str, Any], said: str) -> None:
+    (line,) = complaints({"name": "ours"} | changes)
+    assert said in line
+
+
+def test_all_problems_are_named_and_then_the_first_rule_alone() -> None:
+    assert complaints({"cooks": 0, "chairs": "x", "stranger": 1}) == [
+        "name: expected a value",
+        "cooks: got 0; expected a number of at least 1",
+        "chairs: got 'x'; expected a whole number",
+        "stranger: got 1; expected no key of that name",
+    ]
+    assert complaints({"name": "ours", "cooks": 3}) == ["cooks is 3 and chairs is 1; expected as many"]
+    assert complaints([], Kitchen) == ["got []; expected keys and values"]
+
+
+def test_problems_tell_what_they_are() -> None:
+    with pytest.raises(SchemaError) as caught:
+        Kitchen.checked({"cooks": 0, "chairs": "x", "stranger": 1})
+    problems = caught.value.problems
+    assert [each.fault for each in problems] == [Fault.MISSING, Fault.RANGE, Fault.OTHER, Fault.UNKNOWN]
+    assert [each.is_out_of_range for each in problems] == [False, True, False, False]
+    assert problems[1].complaint(shows_value=False) == "expected a number of at least 1"
+    assert caught.value.first is problems[0]
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_list_of_wrong_items_takes_a_bounded_number_of_sentences() -> None:
+    assert 100 <= len(complaints([[None] * 5_000] * 5_000, list[list[int]])) < 300
+    assert 100 <= len(complaints({str(key): None for key in range(60_000)}, dict[str, int])) < 300
+    assert 100 <= len(complaints({"name": "a"} | {str(key): None for key in range(60_000)})) < 300
+
+
+def test_secrets_and_long_values_are_not_repeated() -> None:
+    def refused(text: str) -> str:
+        raise WithheldError("it is a secret")
+
+    assert complaints("swordfish", Annotated[str, After(refused)]) == ["it is a secret"]
+    (line,) = complaints("x" * 10_000, int)
+    assert len(line) < 200
+
+
+def test_what_came_may_be_prepared() -> None:
+    assert checked_as(Annotated[int, Before(lambda value: len(value))], "abc") == 3
+
+    class Bowl(Schema):
+        size: int
+        kind: str = "bowl"
+
+        @classmethod
+        def prepared(cls, values: Any) -> Any:
+            if values == "empty":
+                raise ValueError("it is empty")
+            return {"size": values} if isinstance(values, int) else values
+
+    assert Bowl.checked(3) == Bowl(size=3)
+    assert complaints("empty", Bowl) == ["got 'empty'; it is empty"]
+
+
+def test_instances_do_not_change_and_are_equal_by_their_values() -> None:
+    one, two = Lid(glass=True), Lid()
+    assert one == two
+    assert hash(one) == hash(two)
+    assert (one.given, two.given) == ({"glass"}, set())
+    assert one != Lid(glass=False)
+    assert Lid() != Pot(kind="pot", litres=1)
+    with pytest.raises(AttributeError, match="does not change"):
+        one.glass = False  # type: ignore[misc]
+    with pytest.raises(AttributeError, match="does not change"):
+        del one.glass
+    assert repr(one) == "Lid(glass=True, colour=<Colour.RED: 'red'>)"
+
+
+def test_an_instance_with_other_values_remembers_what_was_given() -> None:
+    made = Kitchen(name="ours").with_values({"cooks": 9})
+    assert (made.name, made.cooks, made.given) == ("ours", 9, {"name", "cooks"})
+    again = pickle.loads(pickle.dumps(made))
+    assert (again, again.given) == (made, made.given)
+
+
+def test_values_as_maps_leave_out_what_is_asked() -> None:
+    made = Kitchen(name="ours", dishes=(Pot(kind="pot", litres=1, lid=Lid(glass=False)),))
+    dish = {"kind": "pot", "litres": 1.0, "lid": {"glass": False}}
+    assert made.as_dict(only_given=True) == {"name": "ours", "dishes": (dish,)}
+    assert made.as_dict(include={"name", "cooks"}) == {"name": "ours", "cooks": 1}
+    assert made.as_dict(exclude=set(Kitchen.names) - {"cooks"}) == {"cooks": 1}
+    assert "sizes" not in made.as_dict(only_set=True)
+    assert set(made.as_dict(only_changed=True)) == {"name", "dishes"}
+    assert Kitchen.checked(made.as_dict()) == made
+
+
+def test_bytes_have_a_length() -> None:
+    key = Annotated[bytes, Limits(min_length=2, max_length=2)]
+    assert checked_as(key, b"ab") == b"ab"
+    assert complaints("ab", key) == ["got 'ab'; expected bytes"]
+    assert complaints(b"a", key) == ["got b'a'; expected bytes of at least 2"]
+    assert complaints(b"abc", key) == ["got b'abc'; expected bytes of at most 2"]
+
+
+def test_json_and_back() -> None:
+    made = Kitchen(name="ours", dishes=(Pot(kind="pot", litres=1, lid=Lid(colour=Colour.BLUE)),)).as_dict()
+    text = json_of(made)
+    assert b'"colour":"blue"' in text
+    assert Kitchen.from_json(text) == Kitchen.checked(made)
+    assert json_values({"a": math.inf, "b": (Path("x"), Colour.RED)}) == {"a": None, "b": ["x", "red"]}
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b"null", b'{"name": NaN}', b"[" * 100_000, b'{"name": "\\ud800"}', b"\xff"]
+)
+def test_json_that_is_none_is_refused(text: bytes) -> None:
+    with pytest.raises(SchemaError):
+        Kitchen.from_json(text)
+    with pytest.raises(SchemaError):
+        read_json(Lid, b'{"glass": ' + b"1" * 5_000 + b"}")
+
+
+def test_a_default_that_could_change_is_no_default() -> None:
+    with pytest.raises(TypeError, match="can change"):
+
+        class Wrong(Schema):
+            sizes: list[int] = []  # noqa: RUF012
+
+
+def test_a_schema_with_more_fields_is_itself_otherwise() -> None:
+    more = with_fields(Lid, handle=(Annotated[int, Limits(ge=1)], 1))
+    assert (more.__name__, more.__doc__, more.names) == ("Lid", Lid.__doc__, ("glass", "colour", "handle"))
+    assert more(handle=2).as_dict()["handle"] == 2  # type: ignore[call-arg]
+    assert complaints({"handle": 0}, more) == ["handle: got 0; expected a number of at least 1"]
+    assert fields_of(more)["handle"].default == 1
+
+
+def test_what_has_no_check_is_a_mistake_of_the_program() -> None:
+    with pytest.raises(TypeError, match="no type of values"):
+        checked_as(complex, 1j)
+
+
+def test_the_json_schema_says_the_same() -> None:
+    made = json_schema(Kitchen)
+    assert (made["type"], made["additionalProperties"], made["description"]) == ("object", False, "A room.")
+    assert made["required"] == ["name"]
+    properties = made["properties"]
+    assert properties["name"] == {"type": "string", "minLength": 1, "maxLength": 8, "pattern": "^[a-z]+$"}
+    assert properties["cooks"] == {"type": "integer", "minimum": 1, "default": 1}
+    assert properties["sizes"]["anyOf"][0] == {"type": "array", "items": {"type": "integer"}, "maxItems": 3}
+    pot, pan = properties["dishes"]["items"]["anyOf"]
+    assert pot["properties"]["kind"] == {"enum": ["pot"]}
+    assert pot["properties"]["litres"] == {"type": "number", "exclusiveMinimum": 0, "maximum": 10}
+    assert pan["required"] == ["kind", "width"]
+    assert json.loads(json.dumps(made)) == made
+
+
+PLACES = (
+    "agent.settings", "coordinator.budget_audit", "coordinator.page.app", "coordinator.settings",
+    "mixer.settings", "dpagent.protocol.enrolment", "dpagent.protocol.tokens", "simulation.sweep.file",
+)  # fmt: skip
+
+
+def schemas() -> list[type[Schema]]:
+    """All schemas of the programs."""
+    for place in PLACES:
+        importlib.import_module(place)
+    return [each for each in below(Schema) if not each.__module__.startswith("test_")]
+
+
+def below(base: type[Schema]) -> Iterator[type[Schema]]:
+    for each in base.__subclasses__():
+        yield each
+        yield from below(each)
+
+
+def test_what_is_made_of_nothing_is_checked_like_the_rest() -> None:
+    """It takes a shorter way (:meth:`Schema.__init__`)."""
+    found = [each for each in schemas() if len(each.defaults) == len(each.names) and each.names]
+    assert {GovernorSettings, StoreSettings, Vary} <= set(found)
+    for each in found:
+        try:
+            made = each.checked({})
+        except SchemaError as error:
+            with pytest.raises(SchemaError, match=re.escape(str(error))):
+                each()
+        else:
+            assert (made, made.given) == (each(), each().given), each
+
+
+def test_every_pattern_is_for_a_whole_text() -> None:
+    patterns = {
+        rule.pattern
+        for each in schemas()
+        for field in fields_of(each).values()
+        for rule in _rules_in(field.annotation)
+        if isinstance(rule, Limits) and rule.pattern is not None
+    }
+    assert len(patterns) > 10
+    for pattern in patterns:
+        assert pattern.startswith("^"), pattern
+        assert pattern.endswith("$"), pattern
+
+
+def _rules_in(annotation: Any) -> Iterator[Any]:
+    yield from getattr(annotation, "__metadata__", ())
+    for part in getattr(annotation, "__args__", ()):
+        yield from _rules_in(part)
