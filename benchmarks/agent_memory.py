@@ -77,8 +77,9 @@ _WANTED_IDLE: Final = 48.0
 _WANTED_COORDINATOR: Final = 100.0
 _WANTED_BYTES: Final = 64 << 10
 _PROGRAMS: Final = (
-    "cli.run", "agent.daemon", "agent.pricing_program", "agent.opening_program", "agent.model_keeping",
-    "agent.worker_program", "agent.decoding", "onnxruntime", "cli.coordinator", "coordinator.daemon",
+    "cli.agent_program", "agent.daemon", "agent.pricing_program", "agent.opening_program",
+    "agent.model_keeping", "agent.worker_program", "agent.decoding", "onnxruntime", "cli.coordinator",
+    "coordinator.daemon",
 )  # fmt: skip
 _STEPS: Final = {
     "Python": "sys",

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cli.configurations import FleetConfig, coordinator_settings
+from cli.configurations import coordinator_settings
+from cli.options.daemons import FleetConfig
 from dpagent.errors import BrokerError, UsageError
 
 if TYPE_CHECKING:

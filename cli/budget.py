@@ -13,8 +13,8 @@ import typer
 
 from cli import custody
 from cli.commands import Commands
-from cli.configurations import AgentConfig
 from cli.custody import StateDir, ledger_files
+from cli.options.daemons import AgentConfig
 from cli.output import write_json
 from cli.tables import print_table
 from dpagent.schema.json_values import json_values

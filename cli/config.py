@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from cli.commands import Commands
-from cli.configurations import AnyConfig, Configuration, SetOptions, configuration, schema_of, stated
+from cli.configurations import Configuration, configuration, schema_of, stated
+from cli.options.daemons import AnyConfig, SetOptions
 from cli.output import write_json
 from cli.tables import reader_may_leave, render_table
 from dpagent.schema.json_values import json_values

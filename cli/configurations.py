@@ -7,9 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
-
-import typer
+from typing import TYPE_CHECKING, Final, Literal
 
 from dpagent.errors import ConfigurationError
 
@@ -32,45 +30,8 @@ _OWN_KEYS: Final[dict[Kind, set[str]]] = {
 """What only one kind of file has, and must have. A fleet.yaml may have what a job has besides."""
 ETC: Final = Path("/etc/dpagent")
 """Where it is if it is not in the working directory."""
-_VARIABLE: Final = "DPAGENT_CONFIG"
-
-_WHERE: Final = "./{0} if it is there, else /etc/dpagent/{0}"
-AgentConfig = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", envvar=_VARIABLE, help="The board's agent.yaml.",
-        show_default=_WHERE.format("agent.yaml"),
-    ),
-]  # fmt: skip
-FleetConfig = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", envvar=_VARIABLE, help="The fleet's fleet.yaml.",
-        show_default=_WHERE.format("fleet.yaml"),
-    ),
-]  # fmt: skip
-MixerConfig = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", envvar=_VARIABLE, help="The mixer's mixer.yaml.",
-        show_default=_WHERE.format("mixer.yaml"),
-    ),
-]  # fmt: skip
-AnyConfig = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", envvar=_VARIABLE, help="An agent.yaml, fleet.yaml, mixer.yaml or job file.",
-        show_default="the first of them in the working directory, else in /etc/dpagent",
-    ),
-]  # fmt: skip
-SetOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE",
-        help="A setting over the file's and over DPAGENT_… variables, such as mqtt.keepalive_s=60; several "
-        "times. docs/configuration.md",
-    ),
-]  # fmt: skip
+CONFIG_VARIABLE: Final = "DPAGENT_CONFIG"
+"""It names the file of a command that is given none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +143,7 @@ def over(options: Sequence[str] | None = None) -> tuple[Override, ...]:
     """
     from dpagent.overrides import overrides_of
 
-    settings = {name: value for name, value in os.environ.items() if name != _VARIABLE}
+    settings = {name: value for name, value in os.environ.items() if name != CONFIG_VARIABLE}
     return overrides_of(settings, options or ())
 
 
@@ -205,8 +166,8 @@ def find(config: Path | None, *kinds: Kind) -> Path:
     looked = ", ".join(str(place.absolute()) for place in places)
     advice = "`dpagent init` writes a board's" if "agent" in kinds else "README.md shows one"
     raise ConfigurationError(
-        f"There is no configuration: none of {looked} is there. Name the file with --config or {_VARIABLE}; "
-        f"{advice}."
+        f"There is no configuration: none of {looked} is there. Name the file with --config or "
+        f"{CONFIG_VARIABLE}; {advice}."
     )
 
 

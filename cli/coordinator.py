@@ -12,21 +12,14 @@ import typer
 
 from cli.broker_config import broker_config
 from cli.commands import Commands
-from cli.configurations import FleetConfig, SetOptions, coordinator_settings
-from cli.daemons import (
-    LogFormat,
-    LogFormatOption,
-    LogLevel,
-    LogLevelOption,
-    StopSignals,
-    kept_up,
-    start_logging,
-)
+from cli.configurations import coordinator_settings
+from cli.daemons import LogFormat, LogLevel, StopSignals, kept_up, start_logging
 from cli.job import NO_JOB, remarks_on
 from cli.job import app as job_app
 from cli.members import budgets, ca, devices
 from cli.members.enrolment import enrolment
 from cli.members.invite import invite
+from cli.options.daemons import FleetConfig, LogFormatOption, LogLevelOption, SetOptions
 from cli.page import page_token, serve
 from cli.report import report
 from cli.tables import print_table

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.configurations import AgentConfig, agent_settings
+from cli.configurations import agent_settings
+from cli.options.daemons import AgentConfig
 from dpagent.wording import counted
 
 if TYPE_CHECKING:

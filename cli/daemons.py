@@ -1,4 +1,4 @@
-"""The shared parts of the two daemon commands: signals, logging, the log level option."""
+"""The shared parts of the daemons: signals, and logging."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Final, TypeVar
-
-import typer
+from typing import Final, TypeVar
 
 from cli.journal import JournalHandler, writes_to_journal
 from dpagent.errors import DatabaseAwayError, ExitCode, FleetLedError, NotReadyError
@@ -36,12 +34,6 @@ class LogFormat(StrEnum):
 
     TEXT = "text"
     JSON = "json"
-
-
-LogLevelOption = Annotated[LogLevel, typer.Option(help="Log level, on standard error.")]
-LogFormatOption = Annotated[
-    LogFormat, typer.Option(help="Of the log's lines; the keys of JSON: docs/operating.md.")
-]
 
 
 def start_logging(

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.configurations import AnyConfig, agent_settings, configuration, coordinator_settings, stated
+from cli.configurations import agent_settings, configuration, coordinator_settings, stated
 from cli.findings import as_json, exit_code_of, lines_of, summary_of
+from cli.options.daemons import AnyConfig
 from cli.output import write_json
 from cli.tables import reader_may_leave
 

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from cli.configurations import AgentConfig, SetOptions, agent_settings
-from cli.daemons import LogFormat, LogFormatOption, LogLevel, LogLevelOption, StopSignals, start_logging
+from cli.configurations import agent_settings
+from cli.daemons import LogFormat, LogLevel, StopSignals, start_logging
+from cli.options.daemons import AgentConfig, LogFormatOption, LogLevelOption, SetOptions
 from dpagent.wording import counted
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from cli.commands import Commands
-from cli.configurations import FleetConfig, coordinator_settings
+from cli.configurations import coordinator_settings
+from cli.options.daemons import FleetConfig
 from cli.output import write_json
 from cli.tables import render_table
 from dpagent.errors import ConfigurationError

@@ -11,8 +11,9 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import typer
 
-from cli.configurations import AgentConfig, agent_settings
+from cli.configurations import agent_settings
 from cli.daemons import StopSignals
+from cli.options.daemons import AgentConfig
 from dpagent.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import typer
 
 from cli.commands import Commands
-from cli.configurations import MixerConfig, SetOptions, mixer_settings
-from cli.daemons import LogFormat, LogFormatOption, LogLevel, LogLevelOption, StopSignals, start_logging
+from cli.configurations import mixer_settings
+from cli.daemons import LogFormat, LogLevel, StopSignals, start_logging
+from cli.options.daemons import LogFormatOption, LogLevelOption, MixerConfig, SetOptions
 
 app = Commands(help="Mix a fleet's sealed fragments.", no_args_is_help=True)
 

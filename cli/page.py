@@ -12,8 +12,9 @@ from typing import Annotated, Final
 
 import typer
 
-from cli.configurations import FleetConfig, SetOptions, coordinator_settings, find
-from cli.daemons import LogFormat, LogFormatOption, LogLevel, LogLevelOption, StopSignals, start_logging
+from cli.configurations import coordinator_settings, find
+from cli.daemons import LogFormat, LogLevel, StopSignals, start_logging
+from cli.options.daemons import FleetConfig, LogFormatOption, LogLevelOption, SetOptions
 from dpagent.errors import ConfigurationError
 
 _REPORT_S: Final = 300.0

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.configurations import AgentConfig, agent_settings
+from cli.configurations import agent_settings
 from cli.notation import percent
+from cli.options.daemons import AgentConfig
 from cli.output import write_json
 from dpagent.wording import counted
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from cli.configurations import FleetConfig, coordinator_settings
+from cli.configurations import coordinator_settings
+from cli.options.daemons import FleetConfig
 
 
 def report(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
+import os
+import sys
+from pathlib import Path
 
 import typer
 
-from agent.marked_log import MarkedFormatter, is_private
-from cli.configurations import AgentConfig, SetOptions, agent_settings
-from cli.daemons import LogFormat, LogFormatOption, LogLevel, LogLevelOption, StopSignals, start_logging
-
-log = logging.getLogger(__name__)
+from cli.daemons import LogFormat, LogLevel
+from cli.options.daemons import AgentConfig, LogFormatOption, LogLevelOption, SetOptions
 
 
 def run(
@@ -25,25 +24,20 @@ def run(
     ledger and publishes noisy fragments. All durable state is in its state directory;
     after a crash, start it again and it continues. `dpagent budget init` begins its ledger, once.
     """
-    start_logging(log_level, log_format, "agent", MarkedFormatter(), is_private)
-    stop = StopSignals()
-    from dpagent.resident_memory import has_swap, stay_in_memory
+    from cli.agent_program import run_agent, words_for
 
-    if not stay_in_memory() and has_swap():
-        log.warning(
-            "this board has a swap, and the limit on locked memory lets the system move this program there,"
-            " for a picture that takes much memory to decode: a round may then take longer, which shows."
-            " Set LimitMEMLOCK=infinity (systemd), --ulimit memlock=-1 (containers) or `ulimit -l unlimited`"
-        )
-    settings = agent_settings(config, options)
-    from agent.opening import Opening
+    given = config, options or [], log_level, log_format
+    if _is_own_process():
+        # The agent needs nothing of what has read its options, and the memory that they took.
+        words = [sys.executable, "-P", "-m", "cli.agent_program", *words_for(*given)]
+        os.execv(sys.executable, words)
+    raise typer.Exit(run_agent(*given))
 
-    opening = Opening()  # It gets ready while this program loads the rest.
-    try:
-        from agent.daemon import Agent
 
-        agent = Agent(settings, opening=opening)  # It may decode records for a long time.
-    finally:
-        opening.end()
-    agent.run(stop.serving())
-    raise typer.Exit(stop.exit_code)
+def _is_own_process() -> bool:
+    """Whether this process is the command's own, and no program's that has called it."""
+    own = sys.modules["__main__"]
+    spec = getattr(own, "__spec__", None)
+    if spec is None:
+        return Path(getattr(own, "__file__", "")).name == "dpagent"
+    return bool(spec.name == "cli.main")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from cli.configurations import AgentConfig, agent_settings
-from cli.daemons import LogFormat, LogFormatOption, LogLevel, LogLevelOption, StopSignals, start_logging
+from cli.configurations import agent_settings
+from cli.daemons import LogFormat, LogLevel, StopSignals, start_logging
+from cli.options.daemons import AgentConfig, LogFormatOption, LogLevelOption
 
 
 def serve(

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from cli.configurations import AgentConfig, agent_settings
+from cli.configurations import agent_settings
 from cli.notation import printable
+from cli.options.daemons import AgentConfig
 from cli.tables import reader_may_leave
 from dpagent.errors import ExitCode
 from dpagent.notation import upwards

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from cli.commands import Commands
-from cli.configurations import AgentConfig, agent_settings
+from cli.configurations import agent_settings
+from cli.options.daemons import AgentConfig
 from cli.options.rows import DATA
 from cli.options.table import Given, with_options
 from cli.output import write_json

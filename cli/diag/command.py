@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.configurations import AgentConfig, configuration
+from cli.configurations import configuration
 from cli.notation import printable
+from cli.options.daemons import AgentConfig
 from dpagent.errors import ConfigurationError, StorageError
 from dpagent.wording import counted
 

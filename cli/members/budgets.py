@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cli.commands import Commands
-from cli.configurations import FleetConfig, coordinator_settings
+from cli.configurations import coordinator_settings
 from cli.members.devices import DeviceArgument, JsonOption
+from cli.options.daemons import FleetConfig
 from cli.output import write_json
 from cli.tables import print_table
 from dpagent.notation import upwards

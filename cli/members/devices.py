@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.commands import Commands
-from cli.configurations import FleetConfig, coordinator_settings
+from cli.configurations import coordinator_settings
 from cli.members.invite import HoursOption, made_invitations
+from cli.options.daemons import FleetConfig
 from cli.tables import print_table
 from dpagent.errors import UsageError
 from dpagent.wording import counted

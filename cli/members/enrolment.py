@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 
 import typer
 
-from cli.configurations import FleetConfig, SetOptions, coordinator_settings
-from cli.daemons import LogFormat, LogFormatOption, LogLevel, LogLevelOption, StopSignals, start_logging
+from cli.configurations import coordinator_settings
+from cli.daemons import LogFormat, LogLevel, StopSignals, start_logging
+from cli.options.daemons import FleetConfig, LogFormatOption, LogLevelOption, SetOptions
 
 
 def enrolment(

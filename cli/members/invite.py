@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from cli.configurations import FleetConfig, coordinator_settings
+from cli.configurations import coordinator_settings
+from cli.options.daemons import FleetConfig
 from dpagent.errors import ConfigurationError, UsageError
 from dpagent.wording import counted
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.configurations import AgentConfig, agent_settings
+from cli.configurations import agent_settings
+from cli.options.daemons import AgentConfig
 from cli.options.rows import DATA
 from cli.options.table import Given, with_options
 from cli.tables import reader_may_leave

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cli.commands import Commands
-from cli.configurations import AnyConfig, find, kind_of, over
+from cli.configurations import find, kind_of, over
+from cli.options.daemons import AnyConfig
 from cli.output import write_json
 from cli.tables import reader_may_leave
 from dpagent.errors import ConfigurationError, ExitCode, StorageError, UsageError

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.commands import Commands
-from cli.configurations import FleetConfig
 from cli.job import add
+from cli.options.daemons import FleetConfig
 from cli.options.rows import CLUSTER, SWEEP_OUTPUT
 from cli.options.table import Given, with_options
 from cli.output import write_json

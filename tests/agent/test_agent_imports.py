@@ -17,21 +17,21 @@ from observers import Announcer
 PROGRAM = """
 import atexit, json, sys
 from pathlib import Path
-from cli.main import main
+from cli.agent_program import main
 listed = Path(sys.argv.pop(1))
 atexit.register(lambda: listed.write_text(json.dumps(sorted(sys.modules))))
 main()
 """
-HEAVY = {"numpy", "onnxruntime", "onnx", "scipy"}
+HEAVY = {"numpy", "onnxruntime", "onnx", "scipy", "typer", "pydantic", "rich"}
 
 
 @pytest.mark.usefixtures("executed")
-def test_an_agent_that_has_run_a_round_never_needed_numpy(
+def test_an_agent_that_has_run_a_round_never_needed_numpy_or_what_reads_options(
     announcer: Announcer, file: Path, fleet: str, tmp_path: Path
 ) -> None:
     """From its start to a round that has left: configuration, ledger, records, price, training, fragments."""
     listed = tmp_path / "modules.json"
-    command = [sys.executable, "-c", PROGRAM, str(listed), "run", "--config", str(file)]
+    command = [sys.executable, "-c", PROGRAM, str(listed), str(file), "info", "text"]
     with subprocess.Popen(command, env=os.environ) as agent:
         try:
             announcer.announce(plan_for(fleet, compute_slot_s=0.5, jitter_window_s=0.5))

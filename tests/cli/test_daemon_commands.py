@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,34 @@ def test_daemons_keep_trying_and_stop_when_told(
     assert child.returncode == code, said + rest
     assert "reconnecting" in said
     assert "Traceback" not in said + rest
+
+
+@pytest.mark.parametrize(
+    "start",
+    [[sys.executable, "-m", "cli.main"], [Path(sys.executable).with_name("dpagent")]],
+    ids=["module", "script"],
+)
+@pytest.mark.usefixtures("executed")
+def test_an_agent_goes_on_as_a_program_without_what_reads_options(
+    tmp_path: Path, start: list[str | Path]
+) -> None:
+    """In the same process, with all that was given."""
+    file = begun(write_agent(tmp_path))
+    words = [*start, "run", "--config", file, "--log-level", "debug", "--set", "mqtt.keepalive_s=77"]
+    child = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    place = Path(f"/proc/{child.pid}")
+    try:
+        next(line for line in child.stderr if "no broker answers" in line)
+        command, maps = (place / "cmdline").read_text().split("\0"), (place / "maps").read_text()
+    finally:
+        child.send_signal(signal.SIGTERM)
+        said = child.communicate(timeout=PATIENCE_S)[1]
+    assert child.returncode == 0, said
+    given = ["debug", "text", "mqtt.keepalive_s=77", ""]
+    assert command[1:] == ["-P", "-m", "cli.agent_program", str(file), *given]
+    assert "_sqlite3" in maps
+    assert "pydantic" not in maps
 
 
 def test_damaged_ledger_is_a_sentence(tmp_path: Path) -> None:

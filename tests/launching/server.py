@@ -31,7 +31,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Final, NoReturn
@@ -149,8 +149,18 @@ def settle(start: Start, descriptors: list[int]) -> None:
         faulthandler.register(signal.SIGUSR1, all_threads=True)
     if start["fault"] is not None:
         arm(start["fault"])
+    os.execv = become  # type: ignore[assignment]
     if start["before"] is not None:
         pickle.loads(bytes.fromhex(start["before"]))()
+
+
+def become(_python: str, words: Sequence[str]) -> NoReturn:
+    """In place of ``os.execv``, by which a program goes on as another one: ``python -P -m MODULE …``."""
+    show_command([*words])
+    module, arguments = words[3], [*words[4:]]
+    sys.argv = [module, *arguments]
+    run_module(module)
+    raise SystemExit(0)
 
 
 def show_command(words: list[str]) -> None:
@@ -177,12 +187,19 @@ def renew_streams(*, is_unbuffered: bool) -> None:
 
 def execute(start: Start) -> None:
     """Run a module as ``python -m`` does, or code as ``python -c`` does."""
+    if start["module"]:
+        run_module(start["module"])
+        return
     program = types.ModuleType("__main__")
     sys.modules["__main__"] = program
-    if not start["module"]:
-        exec(start["code"], program.__dict__)
-        return
-    spec = importlib.util.find_spec(start["module"])
+    exec(start["code"], program.__dict__)
+
+
+def run_module(module: str) -> None:
+    """Run a module as ``python -m`` does."""
+    program = types.ModuleType("__main__")
+    sys.modules["__main__"] = program
+    spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.loader is not None
     assert spec.origin is not None
@@ -190,7 +207,7 @@ def execute(start: Start) -> None:
         __file__=spec.origin, __spec__=spec, __loader__=spec.loader, __package__=spec.parent
     )
     sys.argv[0] = spec.origin
-    exec(spec.loader.get_code(start["module"]), program.__dict__)  # type: ignore[attr-defined]
+    exec(spec.loader.get_code(module), program.__dict__)  # type: ignore[attr-defined]
 
 
 class Forks:
