@@ -31,7 +31,14 @@ from agent.data_settings import DataSettings
 from agent.leash import end_with_pipe
 from agent.orphans import Orphans
 from agent.row_files import COUNTS_AFTER_S
-from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode, StorageError
+from dpagent.errors import (
+    ChildProcessError,
+    ConfigurationError,
+    DataError,
+    DpagentError,
+    ExitCode,
+    StorageError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +162,11 @@ class Look:
         with self._process.stdout as stream:
             os.set_blocking(stream.fileno(), False)  # A fork of it may have been left, and have the pipe.
             said = (stream.read() or b"").decode(errors="replace").strip()
+        if code < 0:  # It may pass, and what is decoded stays: a service starts again.
+            raise ChildProcessError(
+                f"Decoding the records was ended by signal {-code} ({signal.strsignal(-code)}), perhaps by "
+                "the system, for want of memory. What is decoded stays."
+            )
         if code != ExitCode.OK:
             raise _ERRORS.get(code, DataError)(said or f"Decoding the records ended with exit code {code}.")
 

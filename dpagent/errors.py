@@ -139,7 +139,7 @@ class PlanError(DpagentError):
 
 
 class ChildProcessError(DpagentError):
-    """A supervised process failed repeatedly.
+    """A process that this program started failed.
 
     Args:
         text: The sentence.

@@ -18,8 +18,9 @@ from orphans import adopted
 from pictures import folder_of, write
 
 from agent.data_settings import DataSettings
-from agent.looks import LookResult, Looks
+from agent.looks import Look, LookOrder, LookResult, Looks
 from agent.records import Records
+from dpagent.errors import ChildProcessError, ExitCode
 
 PICTURE: dict[str, Any] = {"width": 8, "height": 8, "channels": 1}
 COUNT = 4
@@ -179,11 +180,22 @@ def test_one_that_is_killed_is_said_and_the_records_stay(
     wait_until(lambda: not is_looking(looks), "its end")
     looks.counts_after_s = 0.0
     assert counted(settings, tmp_path, looks.result()) == COUNT
-    assert "what is new waits: Decoding the records ended with exit code -9." in caplog.text
+    assert "what is new waits: Decoding the records was ended by signal 9 (Killed)" in caplog.text
     looks.taken()
     looks.begin()
     wait_until(lambda: not is_looking(looks), "the next look")
     assert counted(settings, tmp_path, looks.result()) == COUNT + 1
+
+
+def test_at_a_start_the_system_that_ends_it_is_no_fault_of_the_data(
+    settings: DataSettings, tmp_path: Path
+) -> None:
+    """So a service starts again, and goes on with what is not decoded."""
+    look = Look(LookOrder(settings, tmp_path / "state", at_once=True))
+    os.kill(look.group, signal.SIGKILL)
+    with pytest.raises(ChildProcessError, match="ended by signal 9") as ended:
+        look.wait()
+    assert ended.value.exit_code is ExitCode.CHILD
 
 
 def test_one_that_cannot_be_started_is_said_and_tried_again(
