@@ -27,7 +27,7 @@ from typing import Final
 
 import numpy as np
 
-from dpagent.errors import DpagentError, StorageError
+from dpagent.errors import DpagentError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.stored import ChangedError
 from dpagent.storage import overwrite
@@ -98,9 +98,6 @@ def decode_apart(
 
     Yields:
         The outcome of each, in order.
-
-    Raises:
-        StorageError: the file cannot be written.
     """
     start, alone, longest_s = 0, False, patience * limits.seconds
     while start < len(numbers):
@@ -115,10 +112,12 @@ def decode_apart(
             worker.kill()
             raise
         status = worker.ended()
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _CANNOT_WRITE:
-            raise StorageError("A decoded record cannot be written. Check the disk of state_dir.")
         if start == stop:
             alone = False
+        elif os.WIFEXITED(status) and os.WEXITSTATUS(status) == _CANNOT_WRITE:
+            why = f"its row {rows[start]} cannot be written. Check the disk of state_dir. It is tried again."
+            yield Outcome(0, f"{dataset.place_of(numbers[start])}: {why}", is_final=False)
+            start, alone = start + 1, False
         elif alone or _is_late(status):
             is_final = not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM)
             why = _reason(status, limits, longest_s)

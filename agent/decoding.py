@@ -26,7 +26,7 @@ import resource
 import select
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final
@@ -42,7 +42,7 @@ from agent.looks import LONGEST_SENTENCE, LookOrder
 from agent.priority import end_first, give_way
 from agent.row_index import DECODED, FREE, TO_ERASE, UNUSABLE, Index
 from agent.rows import RowStore
-from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode
+from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode, StorageError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.opening import glance_declared, list_declared, require_declared, section_of
 from dpagent.learning.data.stored import AbsentError, ChangedError
@@ -191,19 +191,30 @@ class _Update:
         """
         if len(self._new) or len(self._stale):
             self._mark()  # Before a row is written that held another record.
-            self._store.erase(self._known, self._stale)
-            self._table["checksum"][self._stale[~_among(self._stale, self._rows)]] = 0
+            if self._goes_on_without(lambda: self._store.erase(self._known, self._stale)):
+                self._table["checksum"][self._stale[~_among(self._stale, self._rows)]] = 0
         with disk_errors(self._store.rows_file):
             descriptor = os.open(self._store.rows_file, os.O_WRONLY | os.O_CLOEXEC)
         try:
             self._decode_new(descriptor)
-            os.fsync(descriptor)
+            self._goes_on_without(lambda: os.fsync(descriptor))
         finally:
             os.close(descriptor)
         is_complete = self._order.at_once or self._known.header.is_complete
         is_whole = self._is_whole and not self._late
         self._publish(glance if is_whole else None, is_complete=is_complete)
         return is_whole
+
+    def _goes_on_without(self, write: Callable[[], None]) -> bool:
+        """Whether the disk has taken what is written where one record's row is. A row that it has not is
+        found by its checksum: that costs its record, and no other that came with it."""
+        try:
+            with disk_errors(self._store.rows_file):
+                write()
+        except StorageError as error:
+            self._late.append(str(error))
+            return False
+        return True
 
     def _decode_new(self, descriptor: int) -> None:
         """Decode what is new. What does not stand where it was listed any more is listed again: who inserts a

@@ -7,9 +7,9 @@ time, takes room on the disk for the features of the most records that there may
 
 * what one record causes costs that record alone. One that cannot be read, is not what was declared, is not
   finite, or makes a front end or an engine fail, counts as if it did not exist;
-* what no record can cause (the disk, memory for the board's own reasons, a lot larger than its bound, which
-  chance makes with a probability that δ pays for) leaves an update of noise alone, or of zeros where the
-  coordinator adds the noise, and the reason stays on the device.
+* what no record can cause (the disk as a whole, memory for the board's own reasons, a lot larger than its
+  bound, which chance makes with a probability that δ pays for) leaves an update of noise alone, or of zeros
+  where the coordinator adds the noise, and the reason stays on the device.
 """
 
 from __future__ import annotations

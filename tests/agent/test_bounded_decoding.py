@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from agent.bounded_decoding import Limits, Outcome, decode_apart
-from dpagent.errors import DataError, StorageError
+from dpagent.errors import DataError
 from dpagent.learning.data.dataset import Dataset
 
 MIB = 1 << 20
@@ -169,11 +170,17 @@ def test_many_that_fail_are_each_tried_twice_at_most(tmp_path: Path, monkeypatch
     assert len(forks) == 2 * 10  # with the first; nothing is left after the last
 
 
-def test_a_disk_that_cannot_be_written_is_no_record_s_fault(tmp_path: Path) -> None:
-    (tmp_path / "rows").touch()
-    descriptor = os.open(tmp_path / "rows", os.O_RDONLY)
+def test_a_row_that_cannot_be_written_costs_its_record_alone(tmp_path: Path) -> None:
+    """And not for good."""
+    descriptor = os.open(tmp_path / "rows", os.O_RDWR | os.O_CREAT)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, hard))
     try:
-        with pytest.raises(StorageError, match="cannot be written"):
-            list(decode_apart(Treacherous(2, {}), [0, 1], [0, 1], descriptor, LIMITS))
+        found = list(decode_apart(Treacherous(3, {}), [0, 1, 2], [0, 9_999, 1], descriptor, LIMITS))
     finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         os.close(descriptor)
+    assert [(bool(each.problem), each.is_final) for each in found] == [
+        (False, True), (True, False), (False, True),
+    ]  # fmt: skip
+    assert "row 9999 cannot be written" in found[1].problem

@@ -19,6 +19,7 @@ else fills it, such as records. So a device takes the room that its owner declar
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -54,6 +55,9 @@ Floats = NDArray[np.float32]
 _READ_BYTES: Final = 1 << 20
 _HEAD_BYTES: Final = 4096
 """Of the file of digests, before them."""
+_LOST: Final = 255
+"""Each byte of a digest at a place that the disk does not take, which a record's own digest never is: what is
+there counts as not finite until all features are computed again."""
 _RUN: Final = 4
 """Records read together: no more than a device tries before the charge (:mod:`agent.effort`)."""
 
@@ -164,10 +168,13 @@ def keep_in_memory(directory: Path) -> None:
     """
     file, _ = _files(directory)
     with disk_errors(file):
-        if file.exists():
-            with file.open("rb", buffering=0) as opened:
-                while opened.read(_READ_BYTES):
-                    pass
+        if not file.exists():
+            return
+        with file.open("rb", buffering=0) as opened:
+            for start in range(0, file.stat().st_size, _READ_BYTES):
+                # What cannot be read may be one record's: that keeps no agent from its start.
+                with contextlib.suppress(OSError):
+                    os.pread(opened.fileno(), _READ_BYTES, start)
 
 
 def has_features(directory: Path, front_end: FrontEnd) -> bool:
@@ -308,6 +315,7 @@ class FeatureSet(Dataset):
         self._places = dataset.places
         self._room = int(self._places.max(initial=-1)) + 1
         self._make_room(self._room * self._row_bytes)
+        self._lost: NDArray[np.bool_] = np.zeros(self._room, np.bool_)
         with disk_errors(self._file):
             self._descriptor = os.open(self._file, os.O_RDWR | os.O_CLOEXEC)
         self._closing = weakref.finalize(self, os.close, self._descriptor)
@@ -330,8 +338,9 @@ class FeatureSet(Dataset):
         if known is None or (known.front_end, known.row_bytes) != (front_end.key, self._row_bytes):
             known = _Computed(front_end.key, self._row_bytes, np.zeros((0, DIGEST_BYTES), np.uint8))
         known = known.of_size(max(self._room, len(known.digests)))
-        digests = dataset.digests()
-        new = np.flatnonzero((known.digests[self._places] != digests).any(axis=1))
+        digests, self._lost = dataset.digests(), (known.digests == _LOST).all(axis=1)
+        is_known = (known.digests[self._places] == digests).all(axis=1) | self._lost[self._places]
+        new = np.flatnonzero(~is_known)
         if not len(new) and known.is_whole and fill_up is None:
             return  # Of no records, too, it has to be noted that they have been computed.
         known.without(self._places[new]).save(self._digests)
@@ -342,26 +351,64 @@ class FeatureSet(Dataset):
             finite = np.isfinite(features).all(axis=tuple(range(1, features.ndim)))
             self.unusable += len(features) - int(np.count_nonzero(finite))
             for place, row in zip(self._places[some].tolist(), features, strict=True):
-                with disk_errors(self._file):
-                    overwrite(self._descriptor, row.tobytes(), place * self._row_bytes)
+                self._write(place, row)
             # Also of those with which the front end fails: how many there are would else show in each round
             # for which they were tried again.
             made.digests[self._places[some]] = digests[some]
         self.computed = len(new)
-        with disk_errors(self._file):
-            os.fsync(self._descriptor)
+        self._make_durable(self._places[new])
+        made.digests[self._lost] = _LOST
         if fill_up is not None:
             fill_up(self.computed)
         replace(made, is_whole=True).save(self._digests)
 
+    # A place that the disk does not write, or read, costs the record whose features are there, and no other.
+
+    def _write(self, place: int, row: Floats) -> None:
+        try:
+            overwrite(self._descriptor, row.tobytes(), place * self._row_bytes)
+        except OSError as error:
+            self._lose(place, error)
+
+    def _make_durable(self, places: NDArray[np.integer[Any]]) -> None:
+        try:
+            os.fsync(self._descriptor)
+            return
+        except OSError as error:  # It does not say of which.
+            log.error("%s: %s. Check the disk.", self._file, error.strerror)
+        for place, row in zip(places.tolist(), self._rows_at(places), strict=True):
+            try:
+                overwrite(self._descriptor, row.tobytes(), place * self._row_bytes)
+                os.fsync(self._descriptor)
+            except OSError as error:
+                self._lose(place, error)
+
+    def _lose(self, place: int, error: OSError | None) -> None:
+        self._lost[place] = True
+        why = "it is not read" if error is None else error.strerror
+        log.error("%s, row %d: %s; its record does not count. Check the disk.", self._file, place, why)
+
     def _read(self, indices: NDArray[np.integer[Any]]) -> Floats:
-        rows = np.empty((len(indices), *self.shape), np.float32)
-        with disk_errors(self._file):
-            for place, row in zip(self._places[indices].tolist(), rows, strict=True):
-                if os.preadv(self._descriptor, [row], place * self._row_bytes) != self._row_bytes:
-                    # No DataError: that is a record's, which would be left out without a word.
-                    raise StorageError(f"{self._file} was cut short while in use; it is made again.")
+        return self._rows_at(self._places[indices])
+
+    def _rows_at(self, places: NDArray[np.integer[Any]]) -> Floats:
+        rows = np.full((len(places), *self.shape), np.nan, np.float32)
+        for place, row in zip(places.tolist(), rows, strict=True):
+            if not self._lost[place]:
+                self._read_row(place, row)
         return rows
+
+    def _read_row(self, place: int, row: Floats) -> None:
+        why: OSError | None = None
+        try:
+            if os.preadv(self._descriptor, [row.data], place * self._row_bytes) == self._row_bytes:
+                return
+        except OSError as error:
+            why = error
+        if os.fstat(self._descriptor).st_size < (place + 1) * self._row_bytes:
+            raise StorageError(f"{self._file} was cut short while in use; it is made again.")
+        row[...] = np.nan
+        self._lose(place, why)
 
 
 def _features_of(front_end: FrontEnd, inputs: NDArray[Any]) -> Floats:

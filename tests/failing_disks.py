@@ -1,0 +1,62 @@
+"""A disk that fails at some bytes of a file: it does not write them, says so when they are to be durable, or
+does not read them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+Fault = Literal["write", "flush", "read"]
+
+
+def fails_at(patch: pytest.MonkeyPatch, name: str, place: int, fault: Fault) -> None:
+    """Let the disk fail at one byte of the files of a name, for this process and its forks."""
+    pwrite, preadv, pread, fsync = os.pwrite, os.preadv, os.pread, os.fsync
+    dirty = set[int]()
+    known = dict[Path, bytes]()
+
+    def path_of(file: int) -> Path:
+        return Path(f"/proc/self/fd/{file}").readlink()
+
+    def there(path: Path) -> bytes:
+        """What is there, also by the hand of a fork."""
+        with path.open("rb") as opened:
+            return pread(opened.fileno(), 16, place)
+
+    def hits(file: int, start: int, length: int) -> bool:
+        return path_of(file).name == name and start <= place < start + length
+
+    def write(file: int, data: Any, offset: int) -> int:
+        if hits(file, offset, len(data)):
+            if fault == "write":
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            dirty.add(file)
+        return pwrite(file, data, offset)
+
+    def flush(file: int) -> None:
+        fsync(file)
+        if fault != "flush" or (path := path_of(file)).name != name:
+            return
+        is_new = file in dirty or known.get(path, bytes(16)) != there(path)
+        dirty.discard(file)  # The kernel says it once.
+        known[path] = there(path)
+        if is_new:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def read(file: int, length: int, offset: int) -> bytes:
+        if fault == "read" and hits(file, offset, length):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pread(file, length, offset)
+
+    def read_into(file: int, targets: Sequence[Any], offset: int, *flags: int) -> int:
+        if fault == "read" and hits(file, offset, sum(memoryview(each).nbytes for each in targets)):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return preadv(file, targets, offset, *flags)
+
+    for function, replaced in (("pwrite", write), ("fsync", flush), ("pread", read), ("preadv", read_into)):
+        patch.setattr(os, function, replaced)
