@@ -355,12 +355,14 @@ def _head_of(backup: Path) -> Path:
 
 
 def _empty_spool(file: Path) -> None:
-    """Give up, in a copy, what waits to be sent, and tokens; no byte of them stays, nor of what was sent."""
+    """Give up, in a copy, what waits to be sent, tokens, and what came of work on records; no byte of that
+    stays, nor of what was sent."""
     with database_errors(file), closing(sqlite3.connect(file, isolation_level=None)) as copy:
         copy.execute("PRAGMA journal_mode=MEMORY")  # No other file has what is deleted.
         copy.execute("PRAGMA secure_delete=ON")
         with transaction(copy):
             Rounds(copy).expire_spooled()
+            Rounds(copy).forget_work()
             Spool(copy).empty()
             Probes(copy).withdraw()
             TokenStore(copy).empty()

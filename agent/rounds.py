@@ -62,6 +62,9 @@ class RoundState(StrEnum):
 
 _DECIDED: Final = (RoundState.CHARGED, RoundState.SITTING_OUT, RoundState.SAT_OUT)
 """One of these a round reaches when it is decided on."""
+_NOISE_ALONE: Final = (
+    "state NOT IN ('offered', 'declined', 'sitting out', 'sat out', 'missed') AND reason IS NOT NULL"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +297,12 @@ class Rounds:
             "UPDATE rounds SET state = 'expired' WHERE state IN ('spooled', 'published')"
         )
 
+    def forget_work(self) -> None:
+        """Drop, in a copy, what the board has taken for rounds, and why they held noise alone: both come of
+        work on records."""
+        self._connection.execute("UPDATE rounds SET energy_j = NULL, energy_source = NULL")
+        self._connection.execute(f"UPDATE rounds SET reason = NULL WHERE {_NOISE_ALONE}")
+
     def _expire(self, which: str, values: tuple[str | int, ...], now: float) -> None:
         self._connection.execute(
             "UPDATE rounds SET state = 'expired', changed_at = ? WHERE state IN ('charged', 'spooled',"
@@ -348,8 +357,7 @@ def declined_rounds(connection: sqlite3.Connection) -> list[Explained]:
 
 def noise_alone_rounds(connection: sqlite3.Connection) -> list[Explained]:
     """Rounds for which the device sent noise alone, in order."""
-    which = "state NOT IN ('offered', 'declined', 'sitting out', 'sat out', 'missed') AND reason IS NOT NULL"
-    return _explained(connection, which)
+    return _explained(connection, _NOISE_ALONE)
 
 
 def _explained(connection: sqlite3.Connection, which: str) -> list[Explained]:

@@ -1,7 +1,8 @@
 """A thief reads a backup of the ledger, made while an update without noise waits to be sent.
 
 Claim: `dpagent budget backup` copies what was spent, and nothing of what a device sends: neither fragments
-    that wait nor, in pages that are free by now, those that were counted.
+    that wait nor, in pages that are free by now, those that were counted. Nor what came of the work on
+    records otherwise.
 Parameters: the `digits` model, a round of a job that trusts the coordinator at ε = 2; backups while all
     of its fragments wait, after half of them were counted, and after all were; looked for in pieces of 24
     bytes.
@@ -28,6 +29,7 @@ from fleets import DIGITS, update_plan, write_agent
 
 from agent.admission import admit
 from agent.custody import back_up
+from agent.energy import Energy
 from agent.priced_charges import charge_of
 from agent.replay import replay
 from agent.rounds import RoundState
@@ -53,7 +55,9 @@ def settings(tmp_path: Path) -> AgentSettings:
     )  # fmt: skip
 
 
-def spooled_update(settings: AgentSettings, state: AgentState) -> tuple[list[SpooledFragment], list[bytes]]:
+def spooled_update(
+    settings: AgentSettings, state: AgentState, failure: str | None = None
+) -> tuple[list[SpooledFragment], list[bytes]]:
     """The fragments of a round, and their payloads."""
     trainer, task = started_trainer(settings), RoundTask.of(PLAN)
     name, job = settings.data.name, PLAN.job.hex()
@@ -64,7 +68,7 @@ def spooled_update(settings: AgentSettings, state: AgentState) -> tuple[list[Spo
     assert np.count_nonzero(values) > len(values) / 2
     fragments = list(cut(values, PLAN))
     spooled = [SpooledFragment.of(fragment) for fragment in fragments]
-    state.spool_round(job, PLAN.round, spooled, 0.0, None)
+    state.spool_round(job, PLAN.round, spooled, 0.0, failure)
     return spooled, [fragment.payload for fragment in fragments]
 
 
@@ -93,6 +97,20 @@ def test_a_backup_holds_nothing_of_what_a_device_sends(settings: AgentSettings, 
             with closing(sqlite3.connect(copy)) as stolen:
                 assert stolen.execute("SELECT count(*) FROM fragments").fetchone() == (0,)
         assert sorted(file.name for file in tmp_path.glob("*copy.db*")) == ["copy.db", "copy.db.head"]
+
+
+def test_a_backup_tells_nothing_of_the_work_on_records(settings: AgentSettings, tmp_path: Path) -> None:
+    """Before, it told how many joules each round had taken, and why one held noise alone."""
+    copy, reason = tmp_path / "copy.db", "row 17 is damaged"
+    with closing(AgentState(settings.ledger_files, settings.lifetime_budgets, check=replay)) as state:
+        spooled_update(settings, state, reason)
+        state.note_energy(PLAN.job.hex(), PLAN.round, Energy(12.5, "a sensor"))
+        state.write_notes()
+        back_up(settings.state_dir, copy)
+    with closing(sqlite3.connect(copy)) as stolen:
+        told = stolen.execute("SELECT reason, energy_j, energy_source FROM rounds").fetchall()
+    assert told == [(None, None, None)]
+    assert reason.encode() not in copy.read_bytes()
 
 
 def test_a_device_that_goes_on_with_a_backup_gives_up_what_was_spooled(
