@@ -100,7 +100,8 @@ def settings_of(found: Configuration) -> list[tuple[str, Any, str]]:
         ConfigurationError: something in them is wrong.
     """
     from dpagent.overrides import overridden
-    from dpagent.yaml_file import dotted, read_document
+    from dpagent.schema.problems import dotted
+    from dpagent.yaml_file import read_document
 
     settings, profile = found.load(), None
     if found.kind == "agent":

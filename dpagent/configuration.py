@@ -17,7 +17,7 @@ from dpagent.schema.base import Schema
 from dpagent.schema.problems import Fault, Location, Problem, SchemaError
 from dpagent.settings import SettingsT
 from dpagent.wording import named
-from dpagent.yaml_file import Document, dotted, read_document
+from dpagent.yaml_file import Document, read_document
 
 
 def load_settings(
@@ -118,23 +118,20 @@ def _first_key(schema: type[Schema]) -> str:
 
 
 def _sentence(document: Document, made: Overridden, problem: Problem, schema: type[Schema]) -> str:
-    key = problem.location
+    location, key = problem.location, problem.key
     is_missing = problem.fault is Fault.MISSING
-    where = f"{_place(document, made, key[:-1] if is_missing else key, is_missing=is_missing)}: "
+    where = f"{_place(document, made, location[:-1] if is_missing else location, is_missing=is_missing)}: "
     match problem.fault:
         case Fault.UNKNOWN:
             keys = keys_of(schema)
-            if now := successor(key, keys):
-                return f"{where}{dotted(key)}: unknown key. {now} took its place."
-            choices = ", ".join(each[-1] for each in keys if each[:-1] == key[:-1])
-            return f"{where}{dotted(key)}: unknown key." + (
-                f" Expected one of: {choices}." if choices else ""
-            )
+            if now := successor(location, keys):
+                return f"{where}{key}: unknown key. {now} took its place."
+            choices = ", ".join(each[-1] for each in keys if each[:-1] == location[:-1])
+            return f"{where}{key}: unknown key." + (f" Expected one of: {choices}." if choices else "")
         case Fault.MISSING:
-            return f"{where}{dotted(key)}: this key is missing."
+            return f"{where}{key}: this key is missing."
         case _:
-            named = f"{dotted(key)}: " if key else ""
-            return f"{where}{named}{problem.complaint()}."
+            return f"{where}{f'{key}: ' if key else ''}{problem.complaint()}."
 
 
 def _place(document: Document, made: Overridden, known: Location, *, is_missing: bool) -> str:

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 from dpagent.errors import ConfigurationError, UsageError
 from dpagent.former_keys import FORMER_KEYS
 from dpagent.schema.base import Schema, fields_of
-from dpagent.schema.problems import Location
-from dpagent.yaml_file import dotted, read_value
+from dpagent.schema.problems import Location, dotted
+from dpagent.yaml_file import read_value
 
 PREFIX: Final = "DPAGENT_"
 _OF_KUBERNETES: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT|PORT)(_\w+)?$")

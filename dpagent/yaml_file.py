@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from dpagent.errors import ConfigurationError
-from dpagent.schema.problems import Location
+from dpagent.schema.problems import Location, dotted
 
 _MOST_CHARACTERS = 1_000_000
 _SHORT = 4_000
@@ -114,11 +114,6 @@ def read_value(text: str, source: str) -> Any:
     """
     at = "{}:{}" if "\n" in text else "{}"
     return _parsed(text, source, at=at.format)[1]
-
-
-def dotted(location: Location) -> str:
-    """A location as it is written: ``limits.methods.0``."""
-    return ".".join(str(part) for part in location)
 
 
 def _parsed(

@@ -80,6 +80,8 @@ class Schema:
         for name, annotation in vars(cls).get("__annotations__", {}).items():
             if name.startswith("_") or _is_of_the_class(annotation):
                 continue
+            if hasattr(Schema, name):
+                raise TypeError(f"{cls.__name__}.{name}: a key cannot have this name, which each schema has")
             names[name] = None
             defaults.pop(name, None)
             if name in vars(cls):
@@ -161,7 +163,13 @@ class Schema:
         return self._given
 
     def with_values(self, changes: Mapping[str, Any]) -> Self:
-        """The same with other values, which are not checked."""
+        """The same with other values, which are not checked.
+
+        Raises:
+            TypeError: there is no such key.
+        """
+        if strangers := changes.keys() - {*self.names}:
+            raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(strangers))}")
         made = self.unchecked(vars(self) | dict(changes))
         object.__setattr__(made, "_given", self._given | changes.keys())
         return made
@@ -280,7 +288,8 @@ def read_json(kind: Any, text: str | bytes) -> Any:
         SchemaError: it is none, or they are not what they should be.
     """
     try:
-        values = json.loads(text)
+        # Of bytes, json takes UTF-16 and halves of surrogates, too.
+        values = json.loads(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError) as error:
         raise SchemaError([Problem(Fault.OTHER, f"JSON ({error})")]) from error
     return checked_as(kind, values)

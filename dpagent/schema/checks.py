@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 from dpagent.schema.limits import After, Before, By, Limits
 from dpagent.schema.problems import Fault, Problem
 from dpagent.schema.values import (
-    Anything,
     Check,
     Choice,
     FilePlace,
@@ -24,7 +23,6 @@ from dpagent.schema.values import (
     Text,
     own,
 )
-from dpagent.wording import counted
 
 _MOST_PROBLEMS: Final = 100
 """Of one value, so that a long list of wrong items does not take as many sentences."""
@@ -34,6 +32,7 @@ class _Items(Check):
     """A list, or a tuple of any length."""
 
     words = "a list"
+    has_items = True
 
     def __init__(self, kind: type, item: Check) -> None:
         self._kind, self._item = kind, item
@@ -54,28 +53,9 @@ class _Items(Check):
         return self._kind(made)
 
 
-class _Pair(Check):
-    """A tuple whose items have types of their own."""
-
-    def __init__(self, items: Sequence[Check]) -> None:
-        self._items = items
-        self.words = f"a list of {counted(len(items), 'value')}"
-
-    def takes(self, value: object) -> bool:
-        return isinstance(value, list | tuple)
-
-    def read(self, value: Any, problems: Problems) -> Any:
-        if not self.takes(value) or len(value) != len(self._items):
-            problems.append(self.wrong(value))
-            return value
-        return tuple(
-            _below(place, check, item, problems)
-            for place, (check, item) in enumerate(zip(self._items, value, strict=True))
-        )
-
-
 class _Map(Check):
     words = "keys and values"
+    has_items = True
 
     def __init__(self, key: Check, value: Check) -> None:
         self._key, self._value = key, value
@@ -217,7 +197,7 @@ class _Tagged(Check):
 
 _PLAIN: Final[dict[Any, Callable[[], Check]]] = {
     bool: lambda: Plain(bool, "true or false"), int: lambda: Plain(int, "a whole number"), float: Number,
-    str: Text, bytes: lambda: Plain(bytes, "bytes"), Path: FilePlace, Any: Anything, object: Anything,
+    str: Text, bytes: lambda: Plain(bytes, "bytes"), Path: FilePlace,
 }  # fmt: skip
 _OF_CLASSES: Final[dict[type, Check]] = {}
 """The checks of schemas and dataclasses, made at their first use: most programs check none."""
@@ -239,8 +219,6 @@ def check_of(annotation: Any) -> Check:
         return Choice({choice: choice for choice in arguments})
     if kind is list or (kind is tuple and arguments[1:] == (Ellipsis,)):
         return _Items(kind, check_of(arguments[0]))
-    if kind is tuple:
-        return _Pair([check_of(part) for part in arguments])
     if kind is dict:
         return _Map(check_of(arguments[0]), check_of(arguments[1]))
     if annotation in _PLAIN:
@@ -256,17 +234,21 @@ def check_of(annotation: Any) -> Check:
 
 
 def _annotated(annotation: Any, rules: Sequence[Any]) -> Check:
-    check: Check | None = None
+    if isinstance(rules[0], By):
+        check: Check = _Tagged(rules[0].key, get_args(annotation))
+        rules = rules[1:]
+    elif annotation is float:
+        check = Number(finite=all(rule.finite for rule in rules if isinstance(rule, Limits)))
+    else:
+        check = check_of(annotation)
     for rule in rules:
-        if isinstance(rule, By):
-            check = _Tagged(rule.key, get_args(annotation))
-        elif isinstance(rule, Limits) and not rule.finite and annotation is float:
-            check = Limited(Number(finite=False), rule)
-        elif isinstance(rule, Limits):
-            check = Limited(check or check_of(annotation), rule)
+        if isinstance(rule, Limits):
+            check = Limited(check, rule)
         elif isinstance(rule, After | Before):
-            check = Own(check or check_of(annotation), rule)
-    return check or check_of(annotation)
+            check = Own(check, rule)
+        else:
+            raise TypeError(f"{rule!r} is no rule that values can be checked by")
+    return check
 
 
 def _below(key: int | str, check: Check, value: object, problems: Problems) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from dpagent.errors import ParameterError
 
@@ -64,7 +64,7 @@ class Problem:
     @property
     def key(self) -> str:
         """Where it is, as ``privacy.epsilon``; empty for the whole."""
-        return ".".join(map(str, self.location))
+        return dotted(self.location)
 
     @property
     def is_out_of_range(self) -> bool:
@@ -75,16 +75,18 @@ class Problem:
         """What came and what was expected, without a full stop: ``got 0; expected a number of at least 1``.
 
         Args:
-            shows_value: whether what came may be shown.
+            shows_value: whether what came may be shown. A whole section is not: it may hold anything.
         """
-        shown = repr(self.value)
-        if len(shown) > _MOST_SHOWN:
-            shown = f"{shown[:_MOST_SHOWN]}…"
-        came = "" if self.value is NOTHING or not shows_value else f"got {shown}; "
-        if self.error is None:
-            return f"{came}expected {self.expected}"
-        text = str(self.error).rstrip(".")
-        return text if repr(self.value) in text or isinstance(self.error, WithheldError) else came + text
+        said = f"expected {self.expected}" if self.error is None else str(self.error).rstrip(".")
+        if (
+            not shows_value
+            or self.value is NOTHING
+            or isinstance(self.value, dict)
+            or isinstance(self.error, WithheldError)
+        ):
+            return said
+        came = _written(self.value)
+        return said if self.error is not None and came in said else f"got {_beginning(came)}; {said}"
 
 
 class SchemaError(ValueError):
@@ -95,11 +97,12 @@ class SchemaError(ValueError):
     """
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__("\n".join(_sentence(each) for each in problems))
+        super().__init__(problems)
         self.problems = tuple(problems)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.problems,)
+    def __str__(self) -> str:
+        # Made when it is asked for: who refuses a message says the first at the most.
+        return "\n".join(map(_sentence, self.problems))
 
     @property
     def first(self) -> Problem:
@@ -107,5 +110,30 @@ class SchemaError(ValueError):
         return self.problems[0]
 
 
+def dotted(location: Location) -> str:
+    """A location as it is written. Whoever wrote the keys, it is short, and fit for a terminal.
+
+    >>> dotted(("limits", "methods", 0)), dotted(("\\x1b[2J", "\\ud800"))
+    ('limits.methods.0', '\\\\x1b[2J.\\\\ud800')
+    """
+    return ".".join(map(_part, location))
+
+
+def _part(key: object) -> str:
+    text = key if isinstance(key, str) else _written(key)
+    return _beginning(text if text.isprintable() else repr(text)[1:-1])
+
+
 def _sentence(problem: Problem) -> str:
     return f"{problem.key}: {problem.complaint()}" if problem.location else problem.complaint()
+
+
+def _written(value: object) -> str:
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):  # A number of thousands of digits, lists in lists.
+        return f"a value of type {type(value).__name__} that is too long to be shown"
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"

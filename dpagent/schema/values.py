@@ -13,7 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from dpagent.schema.limits import After, Before, Limits
 from dpagent.schema.problems import NOTHING, Fault, Problem
@@ -27,9 +27,11 @@ class Check(ABC):
 
     Attributes:
         words: what is expected.
+        has_items: whether that is a list or a map, whose length can be limited before its items are read.
     """
 
     words: str
+    has_items: ClassVar[bool] = False
 
     @abstractmethod
     def takes(self, value: object) -> bool:
@@ -60,18 +62,6 @@ class Plain(Check):
     def read(self, value: Any, problems: Problems) -> Any:
         if not self.takes(value):
             problems.append(self.wrong(value))
-        return value
-
-
-class Anything(Check):
-    """Whatever comes."""
-
-    words = "a value"
-
-    def takes(self, value: object) -> bool:
-        return True
-
-    def read(self, value: Any, problems: Problems) -> Any:
         return value
 
 
@@ -141,8 +131,9 @@ class Choice(Check):
         if isinstance(value, enum.Enum) and value in self._choices.values():
             return value
         for choice, meant in self._choices.items():
-            # True is 1 to Python.
-            if choice == value and isinstance(value, bool) == isinstance(choice, bool):
+            # True is 1 to Python, and so is 1.0.
+            is_alike = isinstance(value, type(choice)) and isinstance(value, bool) is isinstance(choice, bool)
+            if is_alike and choice == value:
                 return meant
         return NOTHING
 
@@ -170,6 +161,9 @@ class Limited(Check):
 
     def read(self, value: Any, problems: Problems) -> Any:
         before = len(problems)
+        if self._inner.has_items and self._inner.takes(value) and (expected := self._of_length(value)):
+            problems.append(Problem(Fault.OTHER, expected, value))
+            return value
         made = self._inner.read(value, problems)
         if len(problems) > before or made is None:
             return made

@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -287,6 +288,13 @@ def test_a_request_that_is_none_uses_no_code_up(fleet: EnrolmentFleet, request_:
 )  # fmt: skip
 def test_rubbish_gets_a_status(fleet: EnrolmentFleet, body: object, status: int) -> None:
     assert status_of(fleet, ENROL_PATH, body) == status
+
+
+def test_lists_in_lists_get_a_status_whatever_their_depth(fleet: EnrolmentFleet) -> None:
+    """Some are read, and are too deep for the sentence about them."""
+    for depth in range(sys.getrecursionlimit() - 60, sys.getrecursionlimit()):
+        nested = b'{"secret": ' + b"[" * depth + b"]" * depth + b"}"
+        assert status_of(fleet, ENROL_PATH, nested) == 400, depth
 
 
 @pytest.mark.parametrize(

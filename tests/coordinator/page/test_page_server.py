@@ -321,6 +321,11 @@ def test_static_files_need_no_foreign_host_and_nothing_inline() -> None:
         assert [each for each in (*foreign, *inline, *markup) if each in plain] == [], file
 
 
+def test_a_key_that_no_answer_can_hold_is_refused(page: PageServer) -> None:
+    answer = page.order("/api/jobs", {"name": "x", "text": "y", "\ud800": 1})
+    assert (answer.status, r"\\ud800: expected no key of that name" in answer.body.decode()) == (400, True)
+
+
 def test_too_much_is_refused(page: PageServer) -> None:
     key = page.get("/api/me").values["order_key"]
     long = json.dumps({"name": "x", "text": "y" * 70_000}).encode()
