@@ -6,6 +6,7 @@ again how the broker is set up.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from coordinator.brokers.registry import BROKERS
 from coordinator.enrolment_settings import split_address
 from dpagent.errors import ConfigurationError, UsageError
 from dpagent.protocol.access import Role
-from dpagent.schema.json_values import json_of
+from dpagent.schema.json_values import json_values
 from dpagent.schema.problems import SchemaError
 from dpagent.settings import FilePath, Settings
 from dpagent.storage import disk_errors, write_atomically
@@ -137,7 +138,7 @@ def write_broker(choices: BrokerChoices, deployment: Deployment) -> list[Path]:
     written = _write(deployment.directory, BROKERS[choices.software].files(deployment))
     with disk_errors(deployment.store):
         deployment.store.mkdir(mode=0o700, exist_ok=True)
-    write_atomically(deployment.directory / _RECORD, json_of(choices))
+    write_atomically(deployment.directory / _RECORD, json.dumps(json_values(choices), indent=2).encode())
     return written
 
 
