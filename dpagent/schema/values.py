@@ -97,9 +97,9 @@ class Number(Plain):
             return value
         try:
             number = float(value)
-        except OverflowError:
-            number = math.inf
-        if self._finite and not math.isfinite(number):
+        except OverflowError:  # A whole number that is beyond the greatest, and yet not infinity.
+            number = None
+        if number is None or (self._finite and not math.isfinite(number)):
             problems.append(Problem(Fault.RANGE, "a finite number", value))
         return number
 
