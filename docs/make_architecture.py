@@ -26,9 +26,11 @@ GROUPS = (
     "dpagent.protocol",
     "dpagent.privacy",
     "dpagent.learning",
+    "dpagent.schema",
     "dpagent",
 )
-_BASE = "dpagent: errors, storage, configuration, clock"
+_BASE = "dpagent: errors, storage, schemas, configuration, clock"
+_BELOW_ALL = ("dpagent.schema", "dpagent")
 
 
 def render() -> str:
@@ -51,8 +53,9 @@ def diagram() -> str:
         if group_of(importer) != group_of(imported)
     }
     # The common base would have an arrow from everywhere.
-    drawn = sorted((a, b) for a, b in arrows if b != "dpagent" and not _goes_without(a, b, arrows))
-    names = [f'    {_id(group)}["{_BASE if group == "dpagent" else group}"]' for group in GROUPS]
+    drawn = sorted((a, b) for a, b in arrows if b not in _BELOW_ALL and not _goes_without(a, b, arrows))
+    names = [f'    {_id(group)}["{group}"]' for group in GROUPS if group not in _BELOW_ALL]
+    names.append(f'    dpagent["{_BASE}"]')
     lines = [f"    {_id(a)} --> {_id(b)}" for a, b in drawn]
     lines += [f"    {_id(group)} --> dpagent" for group in ("dpagent.privacy", "dpagent.learning")]
     return "\n".join(["```mermaid", "graph TD", *names, *lines, "```"])
