@@ -64,8 +64,7 @@ def test_a_job_is_planned_admitted_charged_and_audited(tmp_path: Path) -> None:
     state = open_state(tmp_path / "device", Budget(EPSILON, DELTA))
     for task in tasks:
         assert isinstance(task.release.mechanism, L2Laplace)
-        limits = LIMITS.with_values({"mechanisms": (L2Laplace.name,)})
-        (price,) = admit(task, records(20), state.ledger.books, "digits", limits, now=0.0)
+        (price,) = admit(task, records(20), state.ledger.books, "digits", LIMITS, now=0.0)
         charge_and_spool(state, charge_of(task, price, charged_at="2026-11-22T00:00:00+00:00"), [])
     assert EPSILON * 0.999 <= state.ledger.epsilon_spent("digits") <= EPSILON
     state.close()
