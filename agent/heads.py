@@ -184,5 +184,5 @@ def _read(file: Path, kind: type[Head], advice: str) -> Any:
             text = file.read_bytes() if file.exists() else None
         return None if text is None else read_json(kind, text)
     except SchemaError as error:
-        where, said = error.first.key, error.first.complaint(shows_value=False)
-        raise LedgerError(f"{file} is not readable: {where and f'{where}: '}{said}. {advice}.") from error
+        said = error.first.sentence(shows_value=False)
+        raise LedgerError(f"{file} is not readable: {said}. {advice}.") from error

@@ -124,9 +124,9 @@ def read_entries(connection: sqlite3.Connection) -> Iterator[Entry]:
         try:
             record = read_json(_READERS[kind], body)
         except SchemaError as error:
-            where, said = error.first.key, error.first.complaint(shows_value=False)
+            said = error.first.sentence(shows_value=False)
             raise LedgerError(
-                f"Entry {number} is not a {kind} that this program can read: {where}: {said}."
+                f"Entry {number} is not a {kind} that this program can read: {said}."
             ) from error
         yield Entry(number, record, digest)
 

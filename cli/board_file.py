@@ -128,7 +128,7 @@ def require_valid(values: Mapping[str, Any]) -> None:
     try:
         AgentSettings.checked(made.values)
     except SchemaError as error:
-        raise UsageError(f"{error.first.key}: {error.first.complaint()}.") from error
+        raise UsageError(f"{error.first.sentence()}.") from error
     load_profile(made.values["profile"])
 
 

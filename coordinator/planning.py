@@ -183,9 +183,7 @@ class Planner:
             plan = self._plan(current, weights, clip_norm, radii, spent, assets or {}, state)
             return RoundTask.of(plan)
         except SchemaError as error:
-            problem = error.first
-            where = problem.key or "plan"
-            raise PlanError(f"No device would accept this plan: {where}: {problem.complaint()}.") from error
+            raise PlanError(f"No device would accept this plan: {error.first.sentence()}.") from error
         except CapNotMetError:
             raise
         except PlanError as error:

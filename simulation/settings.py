@@ -234,9 +234,7 @@ def load_settings_of_run(state_dir: Path, kind: type[RunT]) -> RunT | None:
     try:
         return kind.from_json(content)
     except SchemaError as error:
-        problem = error.first
-        where = problem.key
         raise ConfigurationError(
-            f"{file} is damaged, or of another version ({where}{': ' * bool(where)}{problem.complaint()}). "
+            f"{file} is damaged, or of another version ({error.first.sentence()}). "
             f"Give {named('state_dir')} another directory."
         ) from error

@@ -88,6 +88,11 @@ class Problem:
         came = _written(self.value)
         return said if self.error is not None and came in said else f"got {_beginning(came)}; {said}"
 
+    def sentence(self, *, shows_value: bool = True) -> str:
+        """The same after the place: ``privacy.epsilon: got 0; expected …``."""
+        complaint = self.complaint(shows_value=shows_value)
+        return f"{self.key}: {complaint}" if self.location else complaint
+
 
 class SchemaError(ValueError):
     """Values are not what a schema says.
@@ -102,7 +107,7 @@ class SchemaError(ValueError):
 
     def __str__(self) -> str:
         # Made when it is asked for: who refuses a message says the first at the most.
-        return "\n".join(map(_sentence, self.problems))
+        return "\n".join(each.sentence() for each in self.problems)
 
     @property
     def first(self) -> Problem:
@@ -122,10 +127,6 @@ def dotted(location: Location) -> str:
 def _part(key: object) -> str:
     text = key if isinstance(key, str) else _written(key)
     return _beginning(text if text.isprintable() else repr(text)[1:-1])
-
-
-def _sentence(problem: Problem) -> str:
-    return f"{problem.key}: {problem.complaint()}" if problem.location else problem.complaint()
 
 
 def _written(value: object) -> str:

@@ -81,6 +81,16 @@ def test_an_answer_that_cannot_be_used_is_named_and_nothing_is_written(
     assert sorted(file.name for file in tmp_path.iterdir()) == ["data.npz"]
 
 
+def test_answers_and_variables_that_do_not_go_together_are_said(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPAGENT_LIMITS__TRUST", "[coordinator]")
+    result = begun(tmp_path / "agent.yaml", data)
+    said = "dpagent: limits.trust has coordinator, and budget.coordinator is not set"
+    assert (result.returncode, result.stderr.startswith(said)) == (ExitCode.USAGE, True), result.stderr
+    assert list(tmp_path.iterdir()) == [data]
+
+
 def test_data_that_cannot_be_read_leave_nothing_behind(tmp_path: Path) -> None:
     result = begun(tmp_path / "agent.yaml", tmp_path / "nothing")
     assert result.returncode == ExitCode.DATA

@@ -75,7 +75,7 @@ class InputForm(Settings):
         try:
             return cls.checked(value)
         except SchemaError as error:
-            raise DataError(f"{error.first.key[:80]}: {error.first.complaint()}") from error
+            raise DataError(error.first.sentence()) from error
 
     def text(self) -> str:
         """As the metadata of a model's file have it."""
