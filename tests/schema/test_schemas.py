@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import enum
-import importlib
 import json
 import math
 import pickle
-import re
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
-from agent.governor_settings import GovernorSettings
-from coordinator.database.settings import StoreSettings
+from dpagent.errors import ParameterError
 from dpagent.schema.base import Schema, checked_as, fields_of, read_json, rule, with_fields
 from dpagent.schema.json_schema import json_schema
 from dpagent.schema.json_values import json_of, json_values
 from dpagent.schema.limits import After, Before, By, Limits
 from dpagent.schema.problems import Fault, SchemaError, WithheldError
-from simulation.sweep.file import Vary
 
 
 class Colour(enum.StrEnum):
@@ -133,6 +130,7 @@ def test_values_come_with_their_types_and_defaults() -> None:
         ({"prices": {1: 1}}, "prices.1: got 1; expected text"),
         ({"prices": []}, "prices: got []; expected keys and values or a number"),
         ({"prices": 10**400}, "expected a finite number"),
+        ({"prices": True}, "prices: got True; expected keys and values or a number"),
         ({"shelf": 3}, "shelf: got 3; expected a path"),
         ({"sizes": (1,)}, "sizes: got (1,); expected a list"),
         ({"sizes": [1] * 4}, "sizes: got [1, 1, 1, 1]; expected a list of at most 3"),
@@ -243,6 +241,67 @@ def test_the_length_of_a_list_is_looked_at_before_its_items() -> None:
     assert complaints([1, 1], Annotated[dict[str, int], Limits(max_length=1)]) == [
         "got [1, 1]; expected keys and values"
     ]
+
+
+@dataclass(frozen=True)
+class Spoon:
+    length: int
+    colour: Colour = Colour.RED
+
+    def __post_init__(self) -> None:
+        if self.length > 9:
+            raise ValueError("it is a ladle")
+
+
+def test_a_dataclass_is_checked_like_a_section() -> None:
+    assert checked_as(Spoon, {"length": 3}) == Spoon(3)
+    assert checked_as(Spoon, {"length": 3, "colour": "blue"}) == Spoon(3, Colour.BLUE)
+    assert complaints({}, Spoon) == ["length: expected a value"]
+    assert complaints({"length": "3", "more": 1}, Spoon) == [
+        "length: got '3'; expected a whole number", "more: got 1; expected no key of that name"
+    ]  # fmt: skip
+    assert complaints({"length": 10}, Spoon) == ["it is a ladle"]
+
+
+def test_of_several_kinds_the_first_that_fits_is_taken_or_its_problem_said() -> None:
+    assert checked_as(int | Lid, Lid()) == Lid()
+    assert checked_as(int | Spoon, Spoon(3)) == Spoon(3)
+    assert checked_as(Annotated[int | None, After(lambda value: value)] | str, None) is None
+    assert complaints(1, Annotated[int, Limits(ge=5)] | Annotated[float, Limits(ge=9)]) == [
+        "got 1; expected a number of at least 5"
+    ]
+
+
+def test_limits_and_functions_are_for_values_of_the_type() -> None:
+    assert checked_as(Annotated[int | None, Limits(ge=1)], None) is None
+    assert complaints("x", Annotated[int, After(_even)]) == ["got 'x'; expected a whole number"]
+    assert complaints(0, Annotated[float, Limits(ge=1.0)]) == ["got 0; expected a number of at least 1"]
+    assert complaints("x", Annotated[int, After(_even)] | float) == [
+        "got 'x'; expected a whole number or a number"
+    ]
+    with pytest.raises(SchemaError) as caught:
+        checked_as(Annotated[int, After(beyond)], 3)
+    assert caught.value.first.is_out_of_range
+
+
+def beyond(number: int) -> int:
+    raise ParameterError(f"{number} is beyond what devices take")
+
+
+def test_a_schema_inherits_rules_and_how_what_came_is_prepared() -> None:
+    class Bistro(Kitchen):
+        tables: dict[str, Lid] = MappingProxyType({})  # type: ignore[assignment]
+
+        @classmethod
+        def prepared(cls, values: Any) -> Any:
+            return {"name": values} if isinstance(values, str) else values
+
+    class Cafe(Bistro):
+        terrace: bool = False
+
+    assert complaints({"name": "ours", "cooks": 3, "chairs": 3}, Cafe) == ["it is too small"]
+    made = Cafe.checked("ours").with_values({"tables": {"one": Lid(glass=False)}})
+    assert made.as_dict(only_given=True) == {"name": "ours", "tables": {"one": {"glass": False}}}
 
 
 def test_a_choice_is_of_its_own_type() -> None:
@@ -390,56 +449,3 @@ def test_the_json_schema_says_the_same() -> None:
     assert pot["properties"]["litres"] == {"type": "number", "exclusiveMinimum": 0, "maximum": 10}
     assert pan["required"] == ["kind", "width"]
     assert json.loads(json.dumps(made)) == made
-
-
-PLACES = (
-    "agent.settings", "coordinator.budget_audit", "coordinator.page.app", "coordinator.settings",
-    "mixer.settings", "dpagent.protocol.enrolment", "dpagent.protocol.tokens", "simulation.sweep.file",
-)  # fmt: skip
-
-
-def schemas() -> list[type[Schema]]:
-    """All schemas of the programs."""
-    for place in PLACES:
-        importlib.import_module(place)
-    return [each for each in below(Schema) if not each.__module__.startswith("test_")]
-
-
-def below(base: type[Schema]) -> Iterator[type[Schema]]:
-    for each in base.__subclasses__():
-        yield each
-        yield from below(each)
-
-
-def test_what_is_made_of_nothing_is_checked_like_the_rest() -> None:
-    """It takes a shorter way (:meth:`Schema.__init__`)."""
-    found = [each for each in schemas() if len(each.defaults) == len(each.names) and each.names]
-    assert {GovernorSettings, StoreSettings, Vary} <= set(found)
-    for each in found:
-        try:
-            made = each.checked({})
-        except SchemaError as error:
-            with pytest.raises(SchemaError, match=re.escape(str(error))):
-                each()
-        else:
-            assert (made, made.given) == (each(), each().given), each
-
-
-def test_every_pattern_is_for_a_whole_text() -> None:
-    patterns = {
-        rule.pattern
-        for each in schemas()
-        for field in fields_of(each).values()
-        for rule in _rules_in(field.annotation)
-        if isinstance(rule, Limits) and rule.pattern is not None
-    }
-    assert len(patterns) > 10
-    for pattern in patterns:
-        assert pattern.startswith("^"), pattern
-        assert pattern.endswith("$"), pattern
-
-
-def _rules_in(annotation: Any) -> Iterator[Any]:
-    yield from getattr(annotation, "__metadata__", ())
-    for part in getattr(annotation, "__args__", ()):
-        yield from _rules_in(part)
