@@ -59,6 +59,7 @@ def test_all_that_is_compiled_by_default_is_there() -> None:
     script = (ROOT / "packaging" / "compile").read_text()
     default = script.partition("set -- ")[2].partition("\nexec")[0].replace("\\\n", " ").split()
     programs = {"agent.pricing_program", "agent.opening_program", "agent.model_keeping"}
-    assert programs | {"agent.daemon", "agent.worker_program", "agent.decoding"} <= set(default)
+    programs |= {"cli.agent_program", "agent.daemon", "agent.worker_program", "agent.decoding"}
+    assert programs <= set(default)
     command = [sys.executable, "-c", f"import {', '.join(default)}"]
     subprocess.run(command, check=True, cwd=ROOT)
