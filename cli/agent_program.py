@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 if __name__ == "__main__":
-    # Until it starts, Ctrl-C ends the program without a traceback.
+    # Until it starts, signals end the program at once, with the exit codes of StopSignals.
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # `dpagent run` held them.
 
 from agent.marked_log import MarkedFormatter, is_private
 from cli.configurations import agent_settings

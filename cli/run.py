@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -28,7 +29,10 @@ def run(
 
     given = config, options or [], log_level, log_format
     if _is_own_process():
-        # The agent needs nothing of what has read its options, and the memory that they took.
+        # The agent needs nothing of what has read its options, and the memory that they took. A signal waits
+        # until that program handles it: the interpreter's start would end with a traceback by Ctrl-C, and the
+        # first process of a container does not hear one that nobody handles.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         words = [sys.executable, "-P", "-m", "cli.agent_program", *words_for(*given)]
         os.execv(sys.executable, words)
     raise typer.Exit(run_agent(*given))

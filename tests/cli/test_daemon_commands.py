@@ -251,6 +251,24 @@ def test_an_agent_goes_on_as_a_program_without_what_reads_options(
     assert "pydantic" not in maps
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.usefixtures("executed")
+def test_a_signal_while_the_agents_program_is_loaded_ends_it_without_a_traceback(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """Where the interpreter starts for the second time, it gets one."""
+    file = begun(write_agent(tmp_path))
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os, sys\nif 'cli.agent_program' in sys.orig_argv:\n    os.kill(os.getpid(), {int(number)})\n"
+    )
+    places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "cli.main", "run", "--config", file], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": places}, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
+
+
 def test_damaged_ledger_is_a_sentence(tmp_path: Path) -> None:
     file = begun(write_agent(tmp_path))
     (tmp_path / "state" / "ledger.db").write_bytes(b"this is no database, whatever its name says" * 100)
