@@ -71,12 +71,12 @@ class StopSignals:
 
     def _note(self, number: int, _frame: object) -> None:
         self._signal = number
+        self._stop.set()  # In any case: Python drops an exception in a finalizer, such as one of an import.
         if not self._serves:
             raise SystemExit(self.exit_code)
-        self._stop.set()
 
     def serving(self) -> threading.Event:
-        """What a signal sets from here on."""
+        """What a signal sets from here on, or has set without an end to the start."""
         self._serves = True
         return self._stop
 

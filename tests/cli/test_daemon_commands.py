@@ -251,22 +251,55 @@ def test_an_agent_goes_on_as_a_program_without_what_reads_options(
     assert "pydantic" not in maps
 
 
+def started_with(code: str, directory: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """A command whose interpreters run some code of the test's own at their start."""
+    (directory / "sitecustomize.py").write_text(code)
+    places = os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "cli.main", *words], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": places}, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 @pytest.mark.usefixtures("executed")
 def test_a_signal_while_the_agents_program_is_loaded_ends_it_without_a_traceback(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     """Where the interpreter starts for the second time, it gets one."""
-    file = begun(write_agent(tmp_path))
-    (tmp_path / "sitecustomize.py").write_text(
-        f"import os, sys\nif 'cli.agent_program' in sys.orig_argv:\n    os.kill(os.getpid(), {int(number)})\n"
-    )
-    places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    ended = subprocess.run(
-        [sys.executable, "-P", "-m", "cli.main", "run", "--config", file], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": places}, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+    kills = f"import os, sys\nif 'cli.agent_program' in sys.orig_argv: os.kill(os.getpid(), {int(number)})\n"
+    ended = started_with(kills, tmp_path, "run", "--config", begun(write_agent(tmp_path)))
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
+
+
+FINALIZES = """
+import os, signal, sys
+
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+class Finder:
+    def find_spec(name, *_):
+        if name in ("agent.daemon", "coordinator.daemon"):
+            Finalized()
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+@pytest.mark.parametrize("daemon", ["agent", "coordinator"])
+@pytest.mark.usefixtures("executed")
+def test_a_signal_in_a_finalizer_while_a_daemon_starts_ends_it(tmp_path: Path, daemon: str) -> None:
+    """Python drops what a finalizer raises, even what would end the program."""
+    arguments = (
+        ["run", "--config", begun(write_agent(tmp_path))]
+        if daemon == "agent"
+        else ["coordinator", "run", "--config", write_fleet(tmp_path)]
+    )
+    ended = started_with(FINALIZES, tmp_path, *arguments)
+    assert "Exception ignored" in ended.stderr
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_damaged_ledger_is_a_sentence(tmp_path: Path) -> None:
