@@ -8,6 +8,9 @@ from typing import Annotated, ClassVar
 
 # Until the command starts, Ctrl-C ends the program without a traceback.
 signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+if os.getpid() == 1:
+    # The first process of a container does not hear a signal that it does not handle.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
 
 # One BLAS thread: boards have other work, and the engine manages its own threads. numpy reads this
 # at its first import, so set it first.

@@ -31,7 +31,7 @@ def run(
     if _is_own_process():
         # The agent needs nothing of what has read its options, and the memory that they took. A signal waits
         # until that program handles it: the interpreter's start would end with a traceback by Ctrl-C, and the
-        # first process of a container does not hear one that nobody handles.
+        # first process of a container would not hear one.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         words = [sys.executable, "-P", "-m", "cli.agent_program", *words_for(*given)]
         os.execv(sys.executable, words)

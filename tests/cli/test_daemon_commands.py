@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -251,12 +252,14 @@ def test_an_agent_goes_on_as_a_program_without_what_reads_options(
     assert "pydantic" not in maps
 
 
-def started_with(code: str, directory: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+def started_with(
+    code: str, directory: Path, *words: str | Path, inside: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     """A command whose interpreters run some code of the test's own at their start."""
     (directory / "sitecustomize.py").write_text(code)
     places = os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
-        [sys.executable, "-P", "-m", "cli.main", *words], capture_output=True, text=True,
+        [*inside, sys.executable, "-P", "-m", "cli.main", *words], capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": places}, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
 
@@ -272,7 +275,7 @@ def test_a_signal_while_the_agents_program_is_loaded_ends_it_without_a_traceback
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
 
 
-FINALIZES = """
+KILLS = """
 import os, signal, sys
 
 class Finalized:
@@ -281,11 +284,14 @@ class Finalized:
 
 class Finder:
     def find_spec(name, *_):
-        if name in ("agent.daemon", "coordinator.daemon"):
-            Finalized()
+        if WHERE:
+            HOW
 
 sys.meta_path.insert(0, Finder)
 """
+FINALIZES = KILLS.replace("WHERE", "name in ('agent.daemon', 'coordinator.daemon')").replace(
+    "HOW", "Finalized()"
+)
 
 
 @pytest.mark.parametrize("daemon", ["agent", "coordinator"])
@@ -300,6 +306,29 @@ def test_a_signal_in_a_finalizer_while_a_daemon_starts_ends_it(tmp_path: Path, d
     ended = started_with(FINALIZES, tmp_path, *arguments)
     assert "Exception ignored" in ended.stderr
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("where", "code"),
+    [
+        ("name == 'typer'", 128 + signal.SIGTERM),
+        ("name == 'agent.marked_log' and 'cli.agent_program' in sys.orig_argv", 0),
+        ("name == 'agent.daemon'", 0),
+    ],
+    ids=["options", "program", "daemon"],
+)
+@pytest.mark.usefixtures("executed")
+def test_the_first_process_of_a_container_hears_a_signal_while_it_starts(
+    tmp_path: Path, where: str, code: int
+) -> None:
+    """The kernel drops what such a process does not handle."""
+    inside = ("unshare", "--map-root-user", "--user", "--pid", "--fork", "--kill-child")
+    if shutil.which("unshare") is None or subprocess.run([*inside, "true"], check=False).returncode:
+        pytest.skip("the kernel gives no process a namespace of its own here")
+    kills = KILLS.replace("WHERE", where).replace("HOW", "os.kill(os.getpid(), signal.SIGTERM)")
+    arguments = ("run", "--config", begun(write_agent(tmp_path)))
+    ended = started_with(kills, tmp_path, *arguments, inside=inside)
+    assert ended.returncode == code, ended.stderr
 
 
 def test_damaged_ledger_is_a_sentence(tmp_path: Path) -> None:
