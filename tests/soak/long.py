@@ -91,20 +91,8 @@ def soak(
     with ExitStack() as held:
         broker = Broker("mosquitto", directory / "broker").start()
         held.callback(broker.give_up)
-        fleet = write_fleet(
-            directory / "coordinator", broker, fleet="soak", devices=1, rounds=min(5_000, 2 * wanted + 20),
-            keep_models="last", privacy={"epsilon": 8.0, "sampling_rate": 0.1},
-            round={
-                "deadline_s": 100 * ROUND_S, "compute_slot_s": ROUND_S / 3, "jitter_window_s": ROUND_S / 4,
-                "device_grid_s": ROUND_S / 12,
-            },
-        )  # fmt: skip
+        fleet, board = write_files(directory, broker, rounds=min(5_000, 2 * wanted + 20))
         settings = load_fleet_settings(fleet)
-        key = load_signer(settings.keys_dir, "soak").public_key
-        board = write_agent(
-            directory / "device", broker, key, fleet="soak", budget={"epsilon": 9.0, "delta": 1e-3},
-            limits={"minimum_compute_slot_s": ROUND_S / 12, "maximum_training_s": 604_800.0}, engine="numpy",
-        )  # fmt: skip
         programs = {
             "coordinator": held.enter_context(
                 _program(factor, "none", "coordinator", "run", "--config", fleet)
@@ -130,6 +118,27 @@ def soak(
                 pss = done.series["agent: pss"][-1] / _MIB
                 print(f"round {closed:g} of {begin + wanted:g}: agent {pss:.1f} MiB", flush=True)
     return done
+
+
+def write_files(directory: Path, broker: Broker, *, rounds: int) -> tuple[Path, Path]:
+    """A fleet.yaml of so many rounds, and the agent.yaml of a board that takes them all."""
+    fleet = write_fleet(
+        directory / "coordinator", broker, fleet="soak", devices=1, rounds=rounds, keep_models="last",
+        privacy={"epsilon": 8.0, "sampling_rate": 0.1},
+        round={
+            "deadline_s": 100 * ROUND_S, "compute_slot_s": ROUND_S / 3, "jitter_window_s": ROUND_S / 4,
+            "device_grid_s": ROUND_S / 12,
+        },
+    )  # fmt: skip
+    key = load_signer(load_fleet_settings(fleet).keys_dir, "soak").public_key
+    limits = {
+        "minimum_compute_slot_s": ROUND_S / 12, "maximum_training_s": 604_800.0, "maximum_charges": rounds
+    }  # fmt: skip
+    board = write_agent(
+        directory / "device", broker, key, fleet="soak", budget={"epsilon": 9.0, "delta": 1e-3},
+        limits=limits, engine="numpy",
+    )  # fmt: skip
+    return fleet, board
 
 
 def _program(factor: float, leak: str, *arguments: str | Path) -> Child:

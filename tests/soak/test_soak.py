@@ -6,8 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from brokers import BrokerFactory
 from soak.flatness import PARTS, verdict
-from soak.long import ALLOWED_BYTES, allowed_of, soak
+from soak.long import ALLOWED_BYTES, allowed_of, soak, write_files
+
+from agent.settings import load_agent_settings
+from coordinator.settings import load_fleet_settings
 
 MIB = 1 << 20
 ROUNDS = np.arange(1_440.0)[::6]
@@ -63,6 +67,12 @@ def test_a_record_of_each_round_may_stay_and_no_more() -> None:
     allowed = allowed_of(name, 1_440)
     assert verdict(name, list(ROUNDS), list(1_700 * ROUNDS), allowed).is_flat
     assert verdict(name, list(ROUNDS), list(16_384 * ROUNDS), allowed).is_leak
+
+
+def test_the_board_takes_all_rounds_of_a_day(tmp_path: Path, new_broker: BrokerFactory) -> None:
+    fleet, board = write_files(tmp_path, new_broker(), rounds=2_900)
+    assert load_fleet_settings(fleet).rounds == 2_900
+    assert load_agent_settings(board).limits.maximum_charges >= 2_900
 
 
 @pytest.mark.slow
