@@ -7,6 +7,7 @@ which that checks them, take 17 MiB.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -75,6 +76,9 @@ def words_for(config: Path | None, options: Sequence[str], level: LogLevel, shap
 
 def main() -> None:
     """Run the agent; report every error as a sentence and an exit code."""
+    with contextlib.suppress(OSError):
+        # `top` and `pgrep` know it by the name of the command, which the start of another program took.
+        Path("/proc/self/comm").write_text("dpagent")
     config, level, shape, *options = sys.argv[1:]
     arguments = Path(config) if config else None, options, LogLevel(level), LogFormat(shape)
     reported(lambda: sys.exit(run_agent(*arguments)))

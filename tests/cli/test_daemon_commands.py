@@ -242,12 +242,14 @@ def test_an_agent_goes_on_as_a_program_without_what_reads_options(
     try:
         next(line for line in child.stderr if "no broker answers" in line)
         command, maps = (place / "cmdline").read_text().split("\0"), (place / "maps").read_text()
+        name = (place / "comm").read_text()
     finally:
         child.send_signal(signal.SIGTERM)
         said = child.communicate(timeout=PATIENCE_S)[1]
     assert child.returncode == 0, said
     given = ["debug", "text", "mqtt.keepalive_s=77", ""]
     assert command[1:] == ["-P", "-m", "cli.agent_program", str(file), *given]
+    assert name == "dpagent\n"
     assert "_sqlite3" in maps
     assert "pydantic" not in maps
 
