@@ -32,7 +32,7 @@ class EmulatedBoard:
         profile: that its agent takes by itself.
         processors: as QEMU names them; the first is the least.
         engines: that can train on it.
-        tests: of the project, that must pass on each of them.
+        tests: modules of the project's, that must pass on each of them.
     """
 
     architecture: str
@@ -64,7 +64,14 @@ class EmulatedBoard:
         )  # fmt: skip
 
 
-_COMMON: Final = ("tests/privacy/noise", "tests/agent/test_ledger.py", "tests/protocol/test_codec.py")
+def _modules(directory: str) -> list[str]:
+    """The modules of tests in it."""
+    return sorted(str(each.relative_to(HERE)) for each in (HERE / directory).glob("test_*.py"))
+
+
+_COMMON: Final = (
+    *_modules("tests/privacy/noise"), "tests/agent/test_ledger.py", "tests/protocol/test_codec.py",
+)  # fmt: skip
 _TRAINING: Final = "tests/learning/training/test_"
 MEMORY: Final = (
     f"{_TRAINING}numpy_engine.py::test_a_process_that_trains_is_small",
@@ -75,7 +82,7 @@ MEMORY: Final = (
 """Tests that measure a process's memory find QEMU's in it."""
 ARM64: Final = EmulatedBoard(
     "arm64", "aarch64", "generic-arm64", ("cortex-a53", "cortex-a72", "cortex-a76"),
-    ("numpy", "onnx"), ("tests/learning/training", *_COMMON),
+    ("numpy", "onnx"), (*_modules("tests/learning/training"), *_COMMON),
 )  # fmt: skip
 ARMHF: Final = EmulatedBoard(
     # Cortex-A7: Raspberry Pi 2; A8: BeagleBone Black, which divides no integers.

@@ -41,6 +41,17 @@ PROCESSORS = [
     if isinstance(board, EmulatedBoard)
     for processor in board.processors
 ]
+MODULES = [
+    pytest.param(
+        board, processor, module, id=f"{board.architecture}-{processor}-{Path(module).stem[5:]}",
+        marks=each.marks,
+    )
+    for each in PROCESSORS
+    for board, processor in [each.values]
+    if isinstance(board, EmulatedBoard) and isinstance(processor, str)
+    for module in board.tests
+]  # fmt: skip
+"""A test for each, since all of one processor's take two hours on a core that others use."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3_600)]
 
@@ -92,16 +103,16 @@ def test_a_job_of_each_method_ends_well_on_each_processor(
     assert status.st_size > 0
 
 
-@pytest.mark.parametrize(("emulated", "processor"), PROCESSORS)
+@pytest.mark.parametrize(("emulated", "processor", "module"), MODULES)
 def test_engines_samplers_ledger_and_codec_keep_their_promises_on_each_processor(
-    emulated: EmulatedBoard, processor: str
+    emulated: EmulatedBoard, processor: str, module: str
 ) -> None:
     ended = emulated.run(
         "/bin/sh", "-c",
         f"cd {SOURCE} && exec {PYTHON} -m pytest -q -p no:cacheprovider --executed --timeout 1800 "
         # Debian's Hypothesis warns of a generator that it registers itself.
         "-W ignore::hypothesis.errors.HypothesisWarning "
-        f"{' '.join(f'--deselect {test}' for test in MEMORY)} {' '.join(emulated.tests)}",
+        f"{' '.join(f'--deselect {test}' for test in MEMORY)} {module}",
         processor=processor, patience_s=TESTS_S,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout[-4_000:] + ended.stderr[-1_000:]
