@@ -78,6 +78,8 @@ MEMORY: Final = (
     f"{_TRAINING}onnx_engine.py::test_a_device_needs_little_memory_and_no_onnx",
     f"{_TRAINING}engine_choice.py::test_no_more_processes_are_taken_than_fit_into_the_memory",
     f"{_TRAINING}process_memory.py::test_memory_is_counted_for_whom_it_is",
+    "tests/privacy/noise/test_discrete_gaussian.py::"
+    "test_the_largest_table_is_built_in_the_memory_that_it_keeps",
 )
 """Tests that measure a process's memory find QEMU's in it."""
 ARM64: Final = EmulatedBoard(
