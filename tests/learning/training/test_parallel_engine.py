@@ -122,7 +122,7 @@ def test_where_a_process_ends_the_sum_is_the_same() -> None:
     weights, inputs, labels = records(DIGITS, 61)
     expected = single().clipped_sum(weights, inputs, labels, [0.5])
     assert engine.is_whole
-    first, second = processes_of(os.getpid())[-2:]
+    first, second = engine.forks
     os.kill(first, signal.SIGKILL)
     for _ in range(2):
         assert_alike(engine.clipped_sum(weights, inputs, labels, [0.5]), expected)
@@ -191,7 +191,8 @@ def test_what_fails_here_leaves_no_answer_for_the_next_question(three: ParallelE
 def test_the_processes_end_with_the_engine_and_keep_no_connection_open() -> None:
     ours, theirs = socket.socketpair()
     engine = ParallelEngine(single(), 3)
-    added = processes_of(os.getpid())[-2:]
+    added = engine.forks
+    assert set(added) <= set(processes_of(os.getpid()))
     ours.close()
     theirs.settimeout(PATIENCE_S)
     assert theirs.recv(1) == b"", "a fork holds the other end"
@@ -200,9 +201,9 @@ def test_the_processes_end_with_the_engine_and_keep_no_connection_open() -> None
     for process in added:
         until_gone(process)
     engine = ParallelEngine(single(), 2)
-    added = processes_of(os.getpid())[-1:]
+    (added,) = engine.forks
     del engine
-    until_gone(added[0])
+    until_gone(added)
 
 
 PARENT = """
