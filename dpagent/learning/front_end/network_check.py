@@ -26,36 +26,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import AttributeProto, TensorProto, numpy_helper, shape_inference
 
 from dpagent.errors import ConfigurationError
-
-_ELEMENTS: Final = (
-    "Abs Add And Cast Ceil Clip Div Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish"
-    " Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mul Neg Not Or Reciprocal Relu Round"
-    " Sigmoid Sign Softsign Sqrt Sub Sum Tanh ThresholdedRelu Where Xor"
-)
-_LAYERS: Final = (
-    "AveragePool BatchNormalization Conv ConvTranspose Dropout Einsum Gemm GlobalAveragePool GlobalMaxPool"
-    " GroupNormalization InstanceNormalization LRN LayerNormalization LogSoftmax LpNormalization MatMul"
-    " MaxPool MeanVarianceNormalization RMSNormalization Softmax"
-)
-_SHAPES: Final = "Concat Constant DepthToSpace Flatten Shape Size SpaceToDepth Transpose"
-_FREE: Final = frozenset(f"{_ELEMENTS} {_LAYERS} {_SHAPES}".split())
-"""Operators whose shapes and work depend on the shapes of their inputs alone."""
-
-_PLACED: Final = (
-    "CumSum Expand Gather GatherElements GatherND ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd"
-    " ReduceSum ReduceSumSquare Reshape Split Squeeze Tile Trilu Unsqueeze Upsample"
-)
-_FIXED_INPUTS: Final[dict[str, tuple[int, ...]]] = {
-    **dict.fromkeys(_PLACED.split(), (1,)),
-    **dict.fromkeys(("GRU", "LSTM"), (4,)),
-    "ConstantOfShape": (0,),
-    "Pad": (1, 3),
-    "Pow": (1,),
-    "Range": (0, 1, 2),
-    "Resize": (1, 2, 3),
-    "Slice": (1, 2, 3, 4),
-}
-"""Operators that pass while these inputs, by their number, hang on no record."""
+from dpagent.learning.operators import FIXED_INPUTS, FREE, POWERS
 
 _RUNTIME_FORMAT: Final = b"ORTM"
 _OF_SHAPES: Final = ("Shape", "Size")
@@ -63,8 +34,6 @@ _TYPES: Final = (TensorProto.FLOAT, TensorProto.BOOL)
 _FLOATS: Final = (
     TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16
 )  # fmt: skip
-_POWERS: Final = (2.0, 3.0)
-"""That are computed as products; all others, and several at once, by a function that looks at each number."""
 
 
 def check_network(where: str, model: bytes) -> None:
@@ -118,7 +87,7 @@ def _check_node(where: str, node: Any) -> None:
             raise ConfigurationError(f"{where} holds sparse constants; expected dense ones.")
         for tensor in (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors):
             _check_constant(where, tensor)
-    if node.op_type not in _FREE and node.op_type not in _FIXED_INPUTS:
+    if node.op_type not in FREE and node.op_type not in FIXED_INPUTS:
         raise ConfigurationError(
             f"{where} is not among the operators known to do the same work for each record. Put the network"
             " together without it; docs/models.md lists them."
@@ -154,7 +123,7 @@ def _check_flow(where: str, network: Any) -> None:
             raise ConfigurationError(
                 f"{at}: {_shown(name)} is made after it is used, or twice; expected nodes in their order."
             )
-        for place in _FIXED_INPUTS.get(node.op_type, ()):
+        for place in FIXED_INPUTS.get(node.op_type, ()):
             if place < len(node.input) and node.input[place] not in fixed:
                 raise ConfigurationError(
                     f"{at} takes {_shown(node.input[place])} for its shapes or places, which depends on the"
@@ -207,7 +176,7 @@ def _is_inactive(node: Any, constants: dict[str, Any]) -> bool:
 def _is_product(node: Any, constants: dict[str, Any]) -> bool:
     exponent = constants.get(node.input[1])
     values = [] if exponent is None else numpy_helper.to_array(exponent).ravel().tolist()
-    return len(values) == 1 and values[0] in _POWERS
+    return len(values) == 1 and values[0] in POWERS
 
 
 def _integer(node: Any, name: str) -> int:
@@ -232,4 +201,4 @@ def _shown(name: str) -> str:
 
 def operators() -> Iterator[str]:
     """The operators that pass, in order, for the page on models."""
-    yield from sorted({*_FREE, *_FIXED_INPUTS})
+    yield from sorted({*FREE, *FIXED_INPUTS})

@@ -26,15 +26,18 @@ _INITIALIZER: Final = 5
 _KEY, _VALUE = 1, 2
 _FLOAT: Final = 1  # TensorProto.DataType
 _NUMBER: Final = 0
-_BYTES: Final = 2
+BYTES: Final = 2
 _WHOLE_BYTES: Final = {1: 8, 5: 4}
 
 _MOST_ENTRIES: Final = 1_024
 _MOST_AXES: Final = 8
 _MOST_SHIFT: Final = 63
+_KEY_BITS: Final = 32
 
 
-class _Field(NamedTuple):
+class Field(NamedTuple):
+    """A field of a message, and where its bytes are."""
+
     number: int
     kind: int
     value: int
@@ -62,10 +65,12 @@ def metadata_of(model: bytes) -> dict[str, str]:
         DataError: It is no such file, or is damaged.
     """
     found: dict[str, str] = {}
-    for entry in _fields(model, 0, len(model)):
+    for entry in fields_of(model, 0, len(model)):
         if entry.number != _METADATA:
             continue
-        parts = {part.number: model[part.begin : part.end] for part in _fields(model, entry.begin, entry.end)}
+        parts = {
+            part.number: model[part.begin : part.end] for part in fields_of(model, entry.begin, entry.end)
+        }
         try:
             found.setdefault(parts.get(_KEY, b"").decode(), parts.get(_VALUE, b"").decode())
         except UnicodeDecodeError as error:
@@ -81,7 +86,7 @@ def with_metadata(model: bytes, metadata: Mapping[str, str]) -> bytes:
     Raises:
         DataError: It is no such file, or is damaged.
     """
-    fields = (field for field in _fields(model, 0, len(model)) if field.number != _METADATA)
+    fields = (field for field in fields_of(model, 0, len(model)) if field.number != _METADATA)
     kept = [model[field.start : field.end] for field in fields]
     entries = (
         _length_delimited(_KEY, key.encode()) + _length_delimited(_VALUE, value.encode())
@@ -133,10 +138,10 @@ def _tensors(model: bytes, spec: ModelSpec) -> dict[str, _Tensor]:
     """Where the weights of each block are."""
     wanted = {block.name: _shape_in_file(block) for block in spec.parameter_shapes}
     found: dict[str, _Tensor] = {}
-    for graph in _fields(model, 0, len(model)):
+    for graph in fields_of(model, 0, len(model)):
         if graph.number != _GRAPH:
             continue
-        for field in _fields(model, graph.begin, graph.end):
+        for field in fields_of(model, graph.begin, graph.end):
             if field.number != _INITIALIZER:
                 continue
             name, tensor = _tensor(model, field)
@@ -156,11 +161,11 @@ def _shape_in_file(block: ParameterBlock) -> tuple[int, ...]:
     return shape if len(shape) <= 2 else (shape[-1], shape[-2], *shape[:-2])
 
 
-def _tensor(model: bytes, field: _Field) -> tuple[str, _Tensor | None]:
+def _tensor(model: bytes, field: Field) -> tuple[str, _Tensor | None]:
     """Name and place of a tensor; None of one that is not float32, or whose values lie elsewhere."""
     shape: list[int] = []
     kind, name, place = 0, b"", None
-    for part in _fields(model, field.begin, field.end):
+    for part in fields_of(model, field.begin, field.end):
         match part.number, part.kind:  # of TensorProto
             case 1, 0:  # dims, one by one
                 shape.append(part.value)
@@ -185,7 +190,7 @@ def _tensor(model: bytes, field: _Field) -> tuple[str, _Tensor | None]:
 
 
 def _length_delimited(number: int, data: bytes) -> bytes:
-    return _written(number << 3 | _BYTES) + _written(len(data)) + data
+    return _written(number << 3 | BYTES) + _written(len(data)) + data
 
 
 def _written(value: int) -> bytes:
@@ -196,18 +201,24 @@ def _written(value: int) -> bytes:
     return bytes([*groups, value])
 
 
-def _fields(data: bytes, begin: int, end: int) -> Iterator[_Field]:
-    """The fields of the message that ``data[begin:end]`` is."""
+def fields_of(data: bytes | memoryview, begin: int, end: int) -> Iterator[Field]:
+    """The fields of the message that ``data[begin:end]`` is.
+
+    Raises:
+        DataError: It is none.
+    """
     at = begin
     while at < end:
         start = at
         key, at = _number(data, at, end)
+        if key >> _KEY_BITS:  # Other readers take its lower bits alone for the key.
+            raise DataError(f"The model is no ONNX file: no field has the key {key:,}.")
         kind = key & 7
         value, first = 0, at
         if kind == _NUMBER:
             value, at = _number(data, at, end)
             first = at
-        elif kind == _BYTES:
+        elif kind == BYTES:
             length, first = _number(data, at, end)
             at = first + length
         elif kind in _WHOLE_BYTES:
@@ -216,10 +227,10 @@ def _fields(data: bytes, begin: int, end: int) -> Iterator[_Field]:
             raise DataError(f"The model is no ONNX file: a field of kind {kind} at byte {at:,}.")
         if at > end:
             raise DataError(f"The model ends within a field, at byte {end:,}.")
-        yield _Field(key >> 3, kind, value, start, first, at)
+        yield Field(key >> 3, kind, value, start, first, at)
 
 
-def _number(data: bytes, at: int, end: int) -> tuple[int, int]:
+def _number(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
     """A number at a place, and the place behind it."""
     value = 0
     for shift in range(0, _MOST_SHIFT + 1, 7):

@@ -21,11 +21,13 @@ from dpagent.learning.data.dataset import Dataset, to_float32
 from dpagent.learning.data.derived import Subset
 from dpagent.learning.fitting import check_fits
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
+from dpagent.learning.inference.even_work import require_even_work
 from dpagent.learning.inference.model_bytes import metadata_of, weights_of, with_metadata, with_weights
 from dpagent.learning.inference.onnx_evaluator import OnnxEvaluator
 from dpagent.learning.models.description import ARCHITECTURE_KEY, from_description
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork, Projection
+from dpagent.learning.subnormals import flush_subnormals
 from dpagent.learning.training.local_sgd import LocalSgd
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.wording import counted
@@ -106,6 +108,8 @@ def personalise(model: bytes, dataset: Dataset, recipe: Recipe, scratch: Path) -
         DataError: the model or the records cannot be used for that; the text says why.
         StorageError: the directory has no room.
     """
+    require_even_work("The model's file", model)
+    flush_subnormals()
     metadata = metadata_of(model)
     if PERSONAL_KEY in metadata:
         raise DataError("The model is a personal one already. Begin with that of the fleet.")

@@ -20,7 +20,9 @@ from dpagent.errors import DataError
 from dpagent.learning.data.declared import MAX_CLASSES
 from dpagent.learning.data.input_form import METADATA_KEY, InputForm
 from dpagent.learning.data.stored import reading, require_readable
+from dpagent.learning.inference.even_work import require_even_work
 from dpagent.learning.onnx_session import LOAD_ERRORS, RUNTIME_ERRORS, first_line, quiet_session
+from dpagent.learning.subnormals import flush_subnormals
 from dpagent.wording import counted
 
 _MOST_BYTES: Final = 1 << 30
@@ -49,12 +51,14 @@ class ExportedModel:
         spent: statements of that cost by their parts, one for each column, the model's own first; or empty.
 
     Raises:
-        DataError: the file is missing, too large, no ONNX file, of another program, or damaged.
+        DataError: the file is missing, too large, no ONNX file, of another program, or damaged; or it may
+            compute longer for some inputs than for others.
     """
 
     def __init__(self, path: Path, *, threads: int = 1) -> None:
         self.path = path
         data = _contents(path)
+        flush_subnormals()  # Which inputs have such numbers, its weights decide.
         try:
             self._session = quiet_session(data, threads=threads)
         except LOAD_ERRORS as error:
@@ -65,6 +69,7 @@ class ExportedModel:
             raise DataError(
                 f"{path} holds names that are not UTF-8 text: it is damaged. Copy it again."
             ) from error
+        require_even_work(str(path), data)
 
     def class_label(self, number: int) -> str:
         """The name of class ``number``, or the number."""
