@@ -196,10 +196,11 @@ def open_readonly(path: Path) -> sqlite3.Connection:
             return _opened_as(path, "mode=ro")
         except sqlite3.Error as error:
             log = Path(f"{path}-wal")
-            if error.sqlite_errorname != "SQLITE_CANTOPEN" or (log.exists() and log.stat().st_size):
+            cannot_be_made = ("SQLITE_CANTOPEN", "SQLITE_FULL", "SQLITE_IOERR_SHM")
+            if not error.sqlite_errorname.startswith(cannot_be_made) or (log.exists() and log.stat().st_size):
                 raise
-            # Where nothing can be written, the files that readers share with a writer cannot be made. There
-            # is no writer then, and all is in this file.
+            # Where nothing can be written, or the disk is full, the files that readers share with a writer
+            # cannot be made. There is no writer then, and all is in this file.
             return _opened_as(path, "immutable=1")
 
 

@@ -12,6 +12,10 @@ them again whenever its training process was a new one, so the next answer came 
 And of its status (``status.json``), where no directory in memory is given for it. The board's metrics and
 Home Assistant show what it says, to others than its owner: where there was no room for it, they went on to
 show the round of before.
+
+And of its ledger, while the agent is not running, as when a broker has refused it: a reader found no room for
+what it shares with a writer, so that metrics and Home Assistant said that the ledger could not be read, and
+named no budget, where one picture more lay on the disk (before).
 """
 
 from __future__ import annotations
@@ -31,9 +35,13 @@ from fleets import agent_values
 from members import certified, new_authority, written
 from small_disks import fill, on_disks_of_their_own
 
+from agent.custody import begin_ledger
+from agent.disclosed import disclosed
 from agent.engine_file import EngineFile, KeptChoice
 from agent.identity import read_certificate
+from agent.overview import overview_of
 from agent.renewal import Renewal
+from agent.sensors import Sensors
 from agent.settings import AgentSettings
 from agent.status import Link, Status, StatusFile, read_status
 from coordinator.authority import Authority, pem_of
@@ -129,6 +137,19 @@ def what_it_does_is_kept(disk: Path) -> None:
         found = read_status(disk)
         assert found is not None
         assert (found.link, found.written_at) == (link, clock.unix())
+
+
+def its_ledger_is_read(disk: Path) -> None:
+    values = agent_values(None, Signer(bytes(32), "testers").public_key, state_dir=str(disk / "state"))
+    settings = AgentSettings.checked(values | {"mqtt": {"url": "mqtts://broker.example"}})
+    begin_ledger(settings.ledger_files, settings.lifetime_budgets)
+    fill(disk)
+    told = disclosed(settings, overview_of(settings, Sensors()))
+    assert (told.is_ledger_readable, len(told.accounts)) == (True, 1)
+
+
+def test_a_board_on_a_full_disk_tells_of_its_ledger_like_another(tmp_path: Path) -> None:
+    on_disks_of_their_own(its_ledger_is_read, {tmp_path / "disk": "64m"})
 
 
 def test_a_board_on_a_full_disk_tells_what_it_does_like_another(tmp_path: Path) -> None:
