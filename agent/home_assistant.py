@@ -3,7 +3,8 @@
 Home Assistant finds entities by retained messages at ``PREFIX/COMPONENT/BOARD/ENTITY/config`` and reads their
 values at a topic that these name (https://www.home-assistant.io/integrations/mqtt/#mqtt-discovery). What is
 told is :mod:`agent.disclosed`, no more than metrics hold. It is published at fixed intervals, whatever has
-changed, so that the times of messages tell nothing; nothing is subscribed to, so nobody can order anything.
+changed: read ahead of its time, which is a whole number of intervals after the first, so that the times of
+messages do not tell how busy the board is. Nothing is subscribed to, so nobody can order anything.
 
 The fleet's broker is refused: there, an entity's name and its values would tell the fleet's operator, and
 whoever else reads the broker, which board this is and in which rounds it takes part.
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 _MACHINE: Final = Path("/etc/machine-id")
 _LOOK_S: Final = 0.5
 _FAREWELL_S: Final = 10.0
+_AHEAD_S: Final = 2.0
+"""Before its time, what is told is read: how long that takes is a matter of what else the board does."""
 _EXPIRES: Final = 3
 """Intervals after which Home Assistant shows what it was told last as unavailable."""
 
@@ -153,27 +156,32 @@ class HomeAssistant:
             ConfigurationError: Its name leads to the fleet's broker by now.
             StorageError: The board's state is another user's.
         """
-        manager, due = ServiceManager(), time.monotonic()
+        manager, due, told = ServiceManager(), time.monotonic() + _AHEAD_S, None
         with self._session:
             manager.ready()
             log.info("tells Home Assistant at %s of this board", self._own.mqtt.url,
                      extra=about(event=Event.STARTED, fleet=self._settings.fleet))  # fmt: skip
             while not stop.is_set():
                 manager.alive()
-                match self._session.next_event(_LOOK_S):
+                left_s = due - time.monotonic()
+                match self._session.next_event(min(_LOOK_S, left_s) if left_s > 0 else _LOOK_S):
                     case Connected():
                         log.info("connected to %s", self._own.mqtt.url,
                                  extra=about(event=Event.CONNECTED, broker=self._own.mqtt.url))  # fmt: skip
                         self._require_own()
                         self._known.clear()
-                        due = time.monotonic()
+                        due, told = time.monotonic() + _AHEAD_S, None
                     case Disconnected(reason):
                         log.warning(
                             "%s; reconnecting", reason, extra=about(event=Event.DISCONNECTED, reason=reason)
                         )
-                if self._session.connected and time.monotonic() >= due:
-                    due = time.monotonic() + self._own.every_s
-                    self._publish()
+                if not self._session.connected:
+                    continue
+                if told is None and time.monotonic() >= due - _AHEAD_S:
+                    told = self._told()
+                if told is not None and (now := time.monotonic()) >= due:
+                    self._publish(told)
+                    due, told = next_due(due, self._own.every_s, now), None
 
     def remove(self) -> int:
         """Have Home Assistant forget the board: its entities are retained until then.
@@ -212,15 +220,20 @@ class HomeAssistant:
         )  # fmt: skip
         return [self._config_topic(each) for each in entities_of(whole)]
 
-    def _publish(self) -> None:
+    def _told(self) -> dict[str, bytes]:
+        """What is to be told, by topic: values last."""
         found = self._entities()
         announced = {self._config_topic(each): json.dumps(self._config(each)).encode() for each in found}
         # What is hidden by now may have been announced before: the broker still has it.
-        for topic in self._all_topics():
-            message = announced.get(topic, b"")
-            if self._known.get(topic) != message and self._session.publish(topic, message, retain=True):
+        told = {topic: announced.get(topic, b"") for topic in self._all_topics()}
+        return told | {self._topic: json.dumps({each.key: each.value for each in found}).encode()}
+
+    def _publish(self, told: dict[str, bytes]) -> None:
+        for topic, message in told.items():
+            if topic == self._topic:
+                self._session.publish(topic, message)
+            elif self._known.get(topic) != message and self._session.publish(topic, message, retain=True):
                 self._known[topic] = message
-        self._session.publish(self._topic, json.dumps({each.key: each.value for each in found}).encode())
 
     def _config_topic(self, entity: Entity) -> str:
         return f"{self._own.discovery_prefix}/{entity.component}/{self._id}/{entity.key}/config"
@@ -244,6 +257,17 @@ class HomeAssistant:
         if entity.is_diagnostic:
             values["entity_category"] = "diagnostic"
         return values
+
+
+def next_due(due: float, every_s: float, now: float) -> float:
+    """The first time after now that is a whole number of intervals after another.
+
+    Args:
+        due: that time.
+        every_s: the interval.
+        now: not before ``due``.
+    """
+    return due + (math.floor((now - due) / every_s) + 1) * every_s
 
 
 def _switch(is_on: bool) -> str:

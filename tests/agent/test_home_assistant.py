@@ -15,7 +15,7 @@ from brokers import Broker, BrokerFactory, wait_until
 from commands import dpagent
 from fleets import write_agent
 
-from agent.home_assistant import HomeAssistant, board_id
+from agent.home_assistant import HomeAssistant, board_id, next_due
 from agent.overview import overview_of
 from agent.profile import open_profile
 from agent.sensors import Sensors
@@ -116,6 +116,27 @@ def test_home_assistant_finds_the_board_and_reads_its_values(tmp_path: Path, bro
     assert _TELLS_TOO_MUCH.findall(everything) == []
     for secret in ("testers", "hot", "abab", "broker.example", str(tmp_path)):
         assert secret not in everything, "nothing of the fleet, its job or the board's places"
+
+
+def test_how_long_the_board_took_to_be_looked_at_moves_no_message() -> None:
+    """Before, each came so much later than the one before it, in milliseconds: by how busy the board is, as a
+    look at a new record makes it."""
+    times = {
+        took_s: [due := next_due(due, 60.0, due + took_s) for _ in range(3)]
+        for took_s in (0.0, 0.03, 59.9)
+        if (due := 7.0)
+    }
+    assert set(map(tuple, times.values())) == {(67.0, 127.0, 187.0)}
+    assert next_due(7.0, 60.0, 7.0 + 61.0) == 127.0
+
+
+def test_a_board_is_looked_at_before_it_is_told_of(tmp_path: Path, broker: Broker) -> None:
+    settings = settings_of(board_file(tmp_path, broker))
+    teller = HomeAssistant(settings, lambda: overview_of(settings, Sensors()))
+    told = teller._told()
+    teller._look = lambda: pytest.fail("it is looked at when a message is due")
+    teller._publish(told)
+    assert list(told)[-1] == f"dpagent/{board_id(settings)}/status"
 
 
 def test_with_dummy_traffic_they_hide_which_rounds_it_takes_part_in(tmp_path: Path, broker: Broker) -> None:
