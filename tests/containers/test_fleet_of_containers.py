@@ -108,6 +108,7 @@ def test_a_job_goes_on_through_restarts_and_every_ledger_verifies(fleet: Compose
         assert ROUNDS - 3 <= verify(state, second_head_beside(state)).charges <= ROUNDS
     assert verify(fleet.volume("agent-3") / "state", None).charges == ROUNDS
     assert fleet.coordinator.is_healthy(), "it stays without work"
+    wait_until((fleet.volume("broker") / "mosquitto.db").exists, "the broker's store", JOB_S)
 
     for container in (*fleet.agents, fleet.coordinator):
         assert container.stop() == 0, container.said[-1_000:]
