@@ -191,7 +191,12 @@ def test_at_a_start_the_system_that_ends_it_is_no_fault_of_the_data(
     settings: DataSettings, tmp_path: Path
 ) -> None:
     """So a service starts again, and goes on with what is not decoded."""
-    look = Look(LookOrder(settings, tmp_path / "state", at_once=True))
+    folder_of(settings.path, "0/large.png", width=1_500, height=1_500)
+    for number in range(200):  # Seconds of work.
+        os.link(settings.path / "0/large.png", settings.path / f"0/more-{number}.png")
+    (tmp_path / "anew").mkdir()
+    many = settings.with_values({"max_records": 300})
+    look = Look(LookOrder(many, tmp_path / "anew", at_once=True))
     os.kill(look.group, signal.SIGKILL)
     with pytest.raises(ChildProcessError, match="ended by signal 9") as ended:
         look.wait()
