@@ -16,6 +16,7 @@ from agent.serving.lines import READS_FILES, error_line
 from agent.serving.requests import Requests
 from dpagent.errors import DpagentError, ExitCode
 from dpagent.learning.inference.prediction.exported_model import ExportedModel
+from dpagent.learning.subnormals import flush_subnormals
 
 
 def main(model: Path) -> int:
@@ -26,6 +27,7 @@ def main(model: Path) -> int:
     # What a library prints is no answer.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
+    flush_subnormals()  # Which inputs have such numbers, the weights of its model decide.
     try:
         requests = Requests(ExportedModel(model))
     except DpagentError as error:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
@@ -33,15 +35,32 @@ def flush_subnormals() -> bool:
     Returns:
         Whether they do now.
     """
-    place = _PLACES.get(platform.machine())
-    if place is not None:
-        offset, bits = place
-        library, state = ctypes.CDLL(None), ctypes.create_string_buffer(_ROOM)
-        if hasattr(library, "fegetenv") and library.fegetenv(state) == 0:
-            register = ctypes.c_uint32.from_buffer(state, offset)
-            register.value |= bits
-            library.fesetenv(state)
+    _change(lambda register, bits: register | bits)
     return are_flushed()
+
+
+@contextmanager
+def flushed_subnormals() -> Iterator[None]:
+    """The same for a while, and then as before: in a process that others use, too."""
+    were_flushed = are_flushed()
+    flush_subnormals()
+    try:
+        yield
+    finally:
+        if not were_flushed:
+            _change(lambda register, bits: register & ~bits)
+
+
+def _change(change: Callable[[int, int], int]) -> None:
+    place = _PLACES.get(platform.machine())
+    if place is None:
+        return
+    offset, bits = place
+    library, state = ctypes.CDLL(None), ctypes.create_string_buffer(_ROOM)
+    if hasattr(library, "fegetenv") and library.fegetenv(state) == 0:
+        register = ctypes.c_uint32.from_buffer(state, offset)
+        register.value = change(register.value, bits)
+        library.fesetenv(state)
 
 
 def are_flushed() -> bool:

@@ -248,7 +248,7 @@ def test_a_device_is_silent_in_jobs_that_it_could_not_remember(tmp_path: Path, s
     it would take part or not; a job that it remembers goes on."""
     limits = {"dummy_traffic": True, "maximum_charges": 6, "maximum_model_mib": 1}
     large = make_plan(job=b"m" * 16)
-    large = large.with_values({"model": large.model.with_values({"size": 2 << 20})})
+    large = large.with_values({"model": large.model.with_values({"parameters": 3 << 20})})
     with open_device(tmp_path, limits=limits | (SPENT["limits"] if sits_out else {})) as device:
         device.give()
         assert answered(device, make_plan(job=JOB, round=1))

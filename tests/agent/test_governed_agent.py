@@ -34,10 +34,10 @@ _numbers = itertools.count()
 PROGRAM = """
 import sys
 from pathlib import Path
+from cli.main import main
 sys.path.append(sys.argv.pop(1))
 from boards import stand_on
 stand_on(Path(sys.argv.pop(1)))
-from cli.main import main
 main()
 """
 

@@ -39,6 +39,37 @@ for _ in range(2):
     assert not found.any()
 """
 
+FOR_A_WHILE = """
+from dpagent.learning.subnormals import are_flushed, flush_subnormals, flushed_subnormals
+
+for before in (False, True):
+    assert are_flushed() is before
+    with flushed_subnormals():
+        assert are_flushed()
+    assert are_flushed() is before
+    flush_subnormals()
+"""
+
+WHERE_A_MODEL_ANSWERS = """
+from pathlib import Path
+from agent.serving import program
+from dpagent.learning.subnormals import are_flushed
+
+class Stop(Exception):
+    pass
+
+def model(path):
+    assert are_flushed()
+    raise Stop
+
+program.ExportedModel = model
+try:
+    program.main(Path("model.onnx"))
+except Stop:
+    program.os.write(2, b"asked")
+    raise SystemExit(7)
+"""
+
 IN_TRAINING = """
 from agent import worker_program
 from dpagent.learning.subnormals import are_flushed
@@ -80,6 +111,20 @@ def test_threads_and_forks_take_it_over() -> None:
 
 def test_a_session_of_onnx_runtime_leaves_it_so() -> None:
     run(BEHIND_ONNX_RUNTIME)
+
+
+def test_it_can_be_so_for_a_while() -> None:
+    """Where `dpagent personalise` trains, in whoever's process that is."""
+    run(FOR_A_WHILE)
+
+
+def test_the_process_that_answers_by_a_model_says_so_before_it_loads_that() -> None:
+    """Its weights decide which inputs have such numbers, and they may take a hundred times as long."""
+    found = subprocess.run(
+        [sys.executable, "-c", WHERE_A_MODEL_ANSWERS], capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path))},
+    )  # fmt: skip
+    assert (found.returncode, found.stderr) == (7, "asked")
 
 
 def test_the_training_process_says_so_before_it_is_asked_for_anything() -> None:

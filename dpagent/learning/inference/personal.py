@@ -27,7 +27,7 @@ from dpagent.learning.inference.onnx_evaluator import OnnxEvaluator
 from dpagent.learning.models.description import ARCHITECTURE_KEY, from_description
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork, Projection
-from dpagent.learning.subnormals import flush_subnormals
+from dpagent.learning.subnormals import flushed_subnormals
 from dpagent.learning.training.local_sgd import LocalSgd
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.wording import counted
@@ -95,6 +95,7 @@ class Personalised:
     left_out: int
 
 
+@flushed_subnormals()
 def personalise(model: bytes, dataset: Dataset, recipe: Recipe, scratch: Path) -> Personalised:
     """Train a copy of a model on a board's own records.
 
@@ -109,7 +110,6 @@ def personalise(model: bytes, dataset: Dataset, recipe: Recipe, scratch: Path) -
         StorageError: the directory has no room.
     """
     require_even_work("The model's file", model)
-    flush_subnormals()
     metadata = metadata_of(model)
     if PERSONAL_KEY in metadata:
         raise DataError("The model is a personal one already. Begin with that of the fleet.")

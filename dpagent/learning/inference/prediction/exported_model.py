@@ -22,7 +22,6 @@ from dpagent.learning.data.input_form import METADATA_KEY, InputForm
 from dpagent.learning.data.stored import reading, require_readable
 from dpagent.learning.inference.even_work import require_even_work
 from dpagent.learning.onnx_session import LOAD_ERRORS, RUNTIME_ERRORS, first_line, quiet_session
-from dpagent.learning.subnormals import flush_subnormals
 from dpagent.wording import counted
 
 _MOST_BYTES: Final = 1 << 30
@@ -58,7 +57,6 @@ class ExportedModel:
     def __init__(self, path: Path, *, threads: int = 1) -> None:
         self.path = path
         data = _contents(path)
-        flush_subnormals()  # Which inputs have such numbers, its weights decide.
         try:
             self._session = quiet_session(data, threads=threads)
         except LOAD_ERRORS as error:
