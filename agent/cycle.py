@@ -346,8 +346,11 @@ class Cycle:
             self._sitting_out.decline_late(announced, str(error), decision)
             return
         wish = Wish.TAKES_PART if error is None else wish_of(error)
+        if error is None and (refusal := self._tokens.refusal(announced.plan)) is not None:
+            why_not = str(refusal)  # Of this round; rounds ahead are asked for as it would be now.
         asked_from = self._announcements.on_any_grid(decision.began_at)
-        if self._tokens.ask(announced.plan, wish, why_not, asked_from):
+        reason = None if wish is Wish.TAKES_PART else why_not
+        if self._tokens.ask(announced.plan, wish, reason, asked_from):
             # It is decided on again when the answer is there, and no sooner.
             self._announcements.wait_until(self._tokens.begins_at(asked_from))
         elif why_not is None:

@@ -167,8 +167,16 @@ class Tokens:
             raise NoTokens(
                 f"an update has {counted(blocks, 'fragment')}; a board is given {counted(tokens, 'token')}"
             )
-        if request is not None and request.verdict is not Verdict.GRANTED:
-            raise NoTokens(request.reason or "no tokens were granted")
+
+    def refusal(self, plan: Plan) -> NoTokens | None:
+        """Why a round whose tokens were asked for has none; None where it has them, or none were asked for.
+
+        It says nothing of later rounds: what the device declined by then may have been mended since.
+        """
+        request = None if plan.linkability == "none" else self._request(plan)
+        if request is None or request.verdict is Verdict.GRANTED:
+            return None
+        return NoTokens(request.reason or "no tokens were granted")
 
     def require_there(self, plan: Plan) -> None:
         """See that the tokens of a round that is charged are there still.

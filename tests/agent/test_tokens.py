@@ -226,6 +226,23 @@ def test_a_device_without_a_certificate_sits_out(tmp_path: Path) -> None:
         assert device.line.sent == []
 
 
+def test_what_was_declined_says_nothing_of_rounds_that_are_asked_for_later(tmp_path: Path) -> None:
+    """Its owner may have mended why, and the board may decide again by a plan that it has declined."""
+    desk = Desk(tmp_path / "members", SIGNER, tokens=BLOCKS)
+    identity = desk.member()
+    two = SIGNER.sign(desk.keys.with_values({"moduli": desk.keys.moduli[:2]}), "token-keys")
+    for limits, keys, number in ((SITS_OUT, two, 1), ({}, desk.signed_keys, 2)):
+        with open_device(tmp_path / "device", identity=identity, limits=limits) as device:
+            device.tokens.watch.take_keys(keys)
+            device.give()
+            Served(device, desk, identity).run(plan(round=number))
+            assert device.charged() == []
+            assert "maximum_job_epsilon" in device.declined()[-1][1]
+    wishes = {entry.round: entry.wish for entry in desk.entries()}
+    desk.close()
+    assert wishes == {1: Wish.LIMITS, 2: Wish.LIMITS, 3: Wish.TAKES_PART}
+
+
 def test_a_refused_device_sits_out_and_says_why(tmp_path: Path) -> None:
     with served(tmp_path, device_epsilon=1.5) as fleet:
         fleet.run(plan(), plan(round=2))
