@@ -2,7 +2,7 @@
 FORMAT [KEY=VALUE]…``.
 
 It runs for years, on a board of little memory, and has no use for what reads options: typer, and pydantic by
-which that checks them, take 17 MiB.
+which that checks them, would stay with it.
 """
 
 from __future__ import annotations

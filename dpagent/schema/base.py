@@ -112,7 +112,7 @@ class Schema:
 
     @classmethod
     def checked(cls, values: object) -> Self:
-        """The values of a map, or of JSON, or an instance as it is.
+        """The values of a map, or an instance as it is.
 
         Raises:
             SchemaError: they are not what they should be; names each problem.

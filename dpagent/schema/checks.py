@@ -21,7 +21,7 @@ from dpagent.schema.values import (
     Plain,
     Problems,
     Text,
-    own,
+    problem_by,
 )
 
 _MOST_PROBLEMS: Final = 100
@@ -106,7 +106,7 @@ class _Keys(Check):
             try:
                 value = self._kind.prepared(value)
             except (ValueError, AssertionError) as error:
-                problems.append(own(error, value))
+                problems.append(problem_by(error, value))
                 return value
         if not isinstance(value, Mapping):
             problems.append(self.wrong(value))
@@ -128,7 +128,7 @@ class _Keys(Check):
             try:
                 return self._kind(**made)
             except (ValueError, AssertionError) as error:
-                problems.append(own(error, value))
+                problems.append(problem_by(error, value))
                 return value
         instance = self._kind.unchecked(made)
         instance.broken_rules(problems)

@@ -214,11 +214,11 @@ class Own(Check):
             made = self._inner.read(value, problems)
             return made if len(problems) > before else self._rule.function(made)
         except (ValueError, AssertionError) as error:
-            problems.append(own(error, value))
+            problems.append(problem_by(error, value))
             return value
 
 
-def own(error: Exception, value: object) -> Problem:
+def problem_by(error: Exception, value: object) -> Problem:
     """The problem that a check of the schema's own found."""
     return Problem(Fault.OTHER, "", value, error=error)
 
