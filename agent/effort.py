@@ -40,6 +40,7 @@ from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.training.augmentation import Augmentation
 from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.lots import AT_ONCE, Filling, Room, total_of
+from dpagent.learning.trial_numbers import TrialNumbers
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.sampling import largest_lot, poisson_lot, shuffled
 from dpagent.protocol.fragments import cut
@@ -146,7 +147,7 @@ class MadeUp(Dataset):
     def __init__(self, records: int, shape: Sequence[int], dtype: DType) -> None:
         super().__init__(np.zeros(records, np.int64), 2, shape=shape, dtype=np.dtype(dtype))
         descriptor = os.memfd_create("made up")
-        values = np.random.default_rng(0).random(self.shape, np.float32)
+        values = TrialNumbers(0).uniform(self.shape)
         os.write(descriptor, (255 * values if dtype == "uint8" else values).astype(dtype).tobytes())
         self._record = RawFile(Path("made up"), descriptor)
 
@@ -286,7 +287,7 @@ class Effort:
     def _compute_features(self, records: int = _TRIED_FEATURES) -> None:
         assert self._front_end is not None
         shape = self._front_end.input_shape
-        self._front_end(np.random.default_rng(0).random((records, *shape), np.float32))
+        self._front_end(TrialNumbers(0).uniform((records, *shape)))
 
     def _compute(self, records: int, weights: NDArray[np.float32]) -> None:
         """The sum over so many made-up records."""

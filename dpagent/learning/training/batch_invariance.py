@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.trial_numbers import TrialNumbers
 
 TRIALS: Final = 32
 """Microbatches that are drawn, each of which is computed three times."""
@@ -89,25 +90,25 @@ def is_invariant(
     """
     if rows == 1:
         return True  # There is no other place, and nobody else.
-    generator = np.random.default_rng(seed)
-    return all(_is_alike(spec, (rows, *record), compute, generator, trial) for trial in range(trials))
+    numbers = TrialNumbers(seed)
+    return all(_is_alike(spec, (rows, *record), compute, numbers, trial) for trial in range(trials))
 
 
 def _is_alike(
-    spec: ModelSpec, shape: tuple[int, ...], compute: Compute, generator: np.random.Generator, trial: int
+    spec: ModelSpec, shape: tuple[int, ...], compute: Compute, numbers: TrialNumbers, trial: int
 ) -> bool:
     """Whether the records of one drawn microbatch, of this shape, come out alike three times."""
     rows, fill = shape[0], _FILLS[trial % len(_FILLS)]
-    weights = _weights(spec, generator, cancel=trial % 2 == 0)
-    inputs = _records(shape, generator, cancel=trial % 2 == 0)
-    labels = generator.integers(0, spec.classes, rows)
-    counted = int(generator.integers(rows))
+    weights = _weights(spec, numbers, cancel=trial % 2 == 0)
+    inputs = _records(shape, numbers, cancel=trial % 2 == 0)
+    labels = numbers.integers(spec.classes, rows)
+    counted = numbers.integer(rows)
     first = compute(weights, inputs, labels, counted)
     places, kept = np.arange(rows), np.ones(rows, np.bool_)
     for is_replaced in (False, True):
-        places = _moved(places, generator)
+        places = _moved(places, numbers)
         if is_replaced:
-            kept[generator.permutation(rows)[: rows // 2]] = False
+            kept[numbers.order(rows)[: rows // 2]] = False
             kept[counted] = True
             inputs = inputs.copy()
             inputs[~kept] = inputs[counted] if fill is None else fill
@@ -122,40 +123,40 @@ def _is_alike(
     return True
 
 
-def _moved(places: NDArray[np.intp], generator: np.random.Generator) -> NDArray[np.intp]:
+def _moved(places: NDArray[np.intp], numbers: TrialNumbers) -> NDArray[np.intp]:
     """Where the records of ``places`` are after a move along one ring of all places, in random order."""
-    ring = generator.permutation(len(places))
+    ring = numbers.order(len(places))
     following = np.empty_like(ring)
     following[ring] = np.roll(ring, -1)
     moved: NDArray[np.intp] = following[places]
     return moved
 
 
-def _weights(spec: ModelSpec, generator: np.random.Generator, *, cancel: bool) -> NDArray[np.float32]:
+def _weights(spec: ModelSpec, numbers: TrialNumbers, *, cancel: bool) -> NDArray[np.float32]:
     """``(d,)``: each layer gives numbers of about the size that it takes, so that no bit is lost on the way.
 
     Of equal inputs, sums in which terms ``cancel`` are nearly zero.
     """
-    weights = generator.standard_normal(spec.parameter_count, np.float32)
+    weights = numbers.normal((spec.parameter_count,))
     for block in spec.parameter_shapes:
         matrix = weights[block.offset : block.offset + block.size].reshape(-1, block.shape[-1])
         if cancel and len(matrix) > 1:
             matrix -= matrix.mean(axis=0)
-        matrix *= np.float32(10 ** generator.uniform(-0.5, 0.5) / len(matrix) ** 0.5)
+        matrix *= np.float32(10 ** numbers.number(-0.5, 0.5) / len(matrix) ** 0.5)
     return weights
 
 
-def _records(shape: tuple[int, ...], generator: np.random.Generator, *, cancel: bool) -> NDArray[np.float32]:
+def _records(shape: tuple[int, ...], numbers: TrialNumbers, *, cancel: bool) -> NDArray[np.float32]:
     """Nearly equal numbers in each record, if they are to ``cancel``; else of several magnitudes, and some
     are zero, so that windows tie, or subnormal."""
-    records = generator.standard_normal(shape, np.float32)
+    records = numbers.normal(shape)
     if cancel:
-        levels = generator.standard_normal((len(records), *(1 for _ in shape[1:])), np.float32)
+        levels = numbers.normal((len(records), *(1 for _ in shape[1:])))
         records /= 16
         records += 2 * levels
         return records
-    records *= np.float32(10) ** generator.uniform(-1, 0.5, shape).astype(np.float32)
-    kind = generator.random(shape, np.float32)
+    records *= np.float32(10) ** numbers.uniform(shape, -1, 0.5)
+    kind = numbers.uniform(shape)
     records[kind < 0.1] = 0
     records[(kind >= 0.1) & (kind < 0.12)] = _TINY
     return records

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final, Literal, TypeAlias
 
-import numpy as np
-
 from dpagent.errors import ConfigurationError, DpagentError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import Engine
@@ -29,6 +27,7 @@ from dpagent.learning.training.forks import end, forked
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.parallel_engine import MICROBATCH_S, ParallelEngine
 from dpagent.learning.training.process_memory import own_mib, shared_mib
+from dpagent.learning.trial_numbers import TrialNumbers
 from dpagent.norm import Norm
 
 log = logging.getLogger(__name__)
@@ -365,10 +364,10 @@ class _Lot:
 
     def __init__(self, bench: Bench) -> None:
         records = self.size(bench)
-        generator = np.random.default_rng(0)
+        numbers = TrialNumbers(0)
         shape = bench.spec.input_shape if bench.views == 1 else (bench.views, *bench.spec.input_shape)
-        self._inputs = generator.random((records, *shape), np.float32)
-        self._labels = generator.integers(0, bench.spec.classes, records)
+        self._inputs = numbers.uniform((records, *shape))
+        self._labels = numbers.integers(bench.spec.classes, records)
         self._weights = bench.spec.initial_weights(0)
         self._norms = [1.0] * bench.groups
 

@@ -13,6 +13,7 @@ import numpy as np
 from dpagent.learning.training.numpy_engine.products import fastest
 from dpagent.learning.training.numpy_engine.stages import Stage
 from dpagent.learning.training.numpy_engine.workspaces import AT_ONCE, Floats, Memory, Signal
+from dpagent.learning.trial_numbers import TrialNumbers
 
 SIGN = np.int32(31)
 """How far to the right the sign bit of a float32 is spread to make a mask of the whole word."""
@@ -40,12 +41,12 @@ class Tangent:
         np.divide(np.float32(2), result, out=result)
         np.subtract(np.float32(1), result, out=result)
 
-    def calibrate(self, generator: np.random.Generator) -> None:
+    def calibrate(self, numbers: TrialNumbers) -> None:
         """Choose the form. Overwrites argument and result."""
         seconds = {}
         for form in ("library", "exponential"):
             self.form = form
-            self._argument[...] = generator.standard_normal(len(self._argument), np.float32)
+            self._argument[...] = numbers.normal(self._argument.shape)
             seconds[form] = fastest(self)
         self.form = "exponential" if seconds["exponential"] < seconds["library"] / 2 else "library"
 

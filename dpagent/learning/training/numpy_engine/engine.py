@@ -18,6 +18,7 @@ from dpagent.learning.training.batch_invariance import CLIP_NORM, Computed, is_i
 from dpagent.learning.training.engine import MAX_MICROBATCH, NOBODY, ClippedSum
 from dpagent.learning.training.numpy_engine.network import Network
 from dpagent.learning.training.numpy_engine.workspaces import Floats
+from dpagent.learning.trial_numbers import TrialNumbers
 from dpagent.norm import Norm
 
 # Floats of activations and gradients of the records computed at a time: 8 MiB, of which each moment's part
@@ -84,10 +85,10 @@ class NumpyEngine:
             size = require_count("block", block, maximum=microbatch)
         self._network = Network(self._head, size, views, norm, microbatch=microbatch)
         if products == "calibrated":
-            generator = np.random.default_rng(0)
+            numbers = TrialNumbers(0)
             with np.errstate(all="ignore"):
                 for choice in self._network.choices.values():
-                    choice.calibrate(generator)
+                    choice.calibrate(numbers)
 
     @property
     def forms(self) -> dict[str, str]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dpagent.learning.training.numpy_engine.products import GAIN, Product, fastest
 from dpagent.learning.training.numpy_engine.workspaces import Floats, Memory, round_up
+from dpagent.learning.trial_numbers import TrialNumbers
 
 SLIDING = "sliding"
 
@@ -135,9 +136,9 @@ class SlidingProduct:
         for windows, weights, out in self._operands:
             np.matmul(windows, weights, out=out)
 
-    def calibrate(self, generator: np.random.Generator) -> None:
+    def calibrate(self, numbers: TrialNumbers) -> None:
         """Choose the form. Overwrites ``weights`` and ``out``."""
-        self._gathered.product.calibrate(generator)
+        self._gathered.product.calibrate(numbers)
         self._slides = fastest(self.slide) < GAIN * fastest(self._gathered.compute)
 
 

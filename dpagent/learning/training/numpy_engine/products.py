@@ -27,6 +27,7 @@ from typing import Protocol
 import numpy as np
 
 from dpagent.learning.training.numpy_engine.workspaces import Floats
+from dpagent.learning.trial_numbers import TrialNumbers
 
 STACKED = "stacked"
 FLAT = "flat"
@@ -52,7 +53,7 @@ class Choice(Protocol):
 
     form: str
 
-    def calibrate(self, generator: np.random.Generator) -> None:
+    def calibrate(self, numbers: TrialNumbers) -> None:
         """Try all forms and take the fastest. Overwrites its operands and its result."""
         ...
 
@@ -105,12 +106,12 @@ class Product:
         left, right, out = self._operands[self.form]
         np.matmul(left, right, out=out)
 
-    def calibrate(self, generator: np.random.Generator) -> None:
+    def calibrate(self, numbers: TrialNumbers) -> None:
         """Choose the form. Overwrites ``right`` and ``out``."""
         left, right, _ = self._operands[STACKED]
         kept = left.copy()
-        left[...] = generator.standard_normal(left.shape, np.float32)
-        right[...] = generator.standard_normal(right.shape, np.float32)
+        left[...] = numbers.normal(left.shape)
+        right[...] = numbers.normal(right.shape)
         seconds = {}
         for form in self._operands:
             self.form = form
@@ -118,26 +119,26 @@ class Product:
         # The fastest first: to see that a form is invariant takes longer than all the rest.
         for form in sorted(seconds, key=lambda form: seconds[form]):
             self.form = form if seconds[form] < GAIN * seconds[STACKED] else STACKED
-            if self.form not in self._mixed or self._is_invariant(generator):
+            if self.form not in self._mixed or self._is_invariant(numbers):
                 break
         left[...] = kept
 
-    def _is_invariant(self, generator: np.random.Generator) -> bool:
+    def _is_invariant(self, numbers: TrialNumbers) -> bool:
         """Whether a record's product has the same bits at each position, beside itself and beside others.
 
         Two ways to add up may well round alike: many numbers are compared, of as many records as that takes.
         """
         left, _, out = self._operands[STACKED]
         # Drawn once, which takes longer than the products; what changes is the record, and its place.
-        company = generator.standard_normal(left.shape, np.float32)
+        company = numbers.normal(left.shape)
         for _ in range(-(-_COMPARED // out[0].size)):
-            record = generator.standard_normal(left.shape[1:], np.float32)
+            record = numbers.normal(left.shape[1:])
             left[...] = record
             self()
             expected = out[0].copy()
             if not _same_bits(out, expected):
                 return False
-            place = int(generator.integers(len(left)))
+            place = numbers.integer(len(left))
             left[...] = company
             left[place] = record
             self()
