@@ -6,9 +6,9 @@ import logging
 import os
 import threading
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
+from agent.channel import Channel
 from agent.marked_log import is_private
 
 
@@ -30,17 +30,17 @@ class SaidOver(logging.Handler):
     """The way to the agent, for answers and for log lines: it has one log for all programs.
 
     Args:
-        connection: to the agent. If it has hung up, a line ends the program.
+        channel: to the agent. If it has hung up, a line ends the program.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, channel: Channel) -> None:
         super().__init__()
-        self._connection = connection
+        self._channel = channel
 
     def send(self, message: Any) -> None:
         """Send an answer; in whole, whatever another thread logs."""
         with self.lock or threading.RLock():
-            self._connection.send(message)
+            self._channel.send(message)
 
     def emit(self, record: logging.LogRecord) -> None:
         """As of :class:`logging.Handler`."""

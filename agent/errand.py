@@ -18,9 +18,9 @@ import sys
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from agent.channel import Channel
 from agent.child_log import Said
 from agent.child_programs import environment
 from agent.sensors import processor_s_of
@@ -104,7 +104,7 @@ class Errand:
                     env=environment() | {"OPENBLAS_NUM_THREADS": "1"},
                     process_group=0,
                 )
-                self._connection = Connection(ours.detach())
+                self._channel = Channel(ours.detach())
         except OSError as error:
             raise ErrandError(f"the process {program} cannot be started: {error}") from error
         self._program, self._stays = program, stays
@@ -113,7 +113,7 @@ class Errand:
         try:
             self._thread.start()
         except RuntimeError as error:  # The system has no room for one more.
-            self._connection.close()
+            self._channel.close()
             self._kill()
             self._process.wait()
             raise ErrandError(f"the process {program} cannot be asked: {error}") from error
@@ -182,11 +182,11 @@ class Errand:
     def _run(self) -> None:
         """Have each question answered: who waits for an answer would else wait for ever."""
         asked, answer, problem = self._asked.get(), None, ""
-        with self._connection as connection:
+        with self._channel as channel:
             while asked is not None:
                 answer = None
                 try:
-                    answer = _heard(connection, asked.question)
+                    answer = _heard(channel, asked.question)
                 except (EOFError, OSError):
                     break  # It has ended; how, is below.
                 except Exception as error:  # Memory for the question, say, which has a model's weights in it.
@@ -211,15 +211,15 @@ class Errand:
         asked.answer.set_result(answer)
 
 
-def _heard(connection: Connection, question: object) -> Answer | Refusal:
+def _heard(channel: Channel, question: object) -> Answer | Refusal:
     """What the process answers.
 
     Raises:
         EOFError, OSError: it has ended.
         Exception: the question cannot be put, or the answer not be understood.
     """
-    connection.send((logging.getLogger().getEffectiveLevel(), question))
-    while isinstance(message := connection.recv(), Said):
+    channel.send((logging.getLogger().getEffectiveLevel(), question))
+    while isinstance(message := channel.receive(), Said):
         message.log()
     answer: Answer | Refusal = message
     return answer

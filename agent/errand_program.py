@@ -11,10 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+from agent.channel import Channel
 from agent.child_log import SaidOver
 from agent.errand import Answer, ErrandError, Refusal
 from dpagent.errors import DpagentError, said
@@ -37,10 +37,10 @@ def answer(answered: Callable[[Any], object]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _end_early()
-    connection = Connection(int(sys.argv[1]))
+    channel = Channel(int(sys.argv[1]))
     questions: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
-    threading.Thread(target=_hear, args=[connection, questions], daemon=True).start()
-    way, before_s = SaidOver(connection), 0.0
+    threading.Thread(target=_hear, args=[channel, questions], daemon=True).start()
+    way, before_s = SaidOver(channel), 0.0
     logging.basicConfig(handlers=[way], format="%(message)s")
     while True:
         if (asked := questions.get()) is None:
@@ -83,11 +83,11 @@ def _end_early() -> None:
         Path("/proc/self/oom_score_adj").write_text(_ENDS_EARLY)
 
 
-def _hear(connection: Connection, questions: queue.SimpleQueue[tuple[int, Any] | None]) -> None:
+def _hear(channel: Channel, questions: queue.SimpleQueue[tuple[int, Any] | None]) -> None:
     """Take what is asked; the process ends with the agent, or where a question cannot be understood."""
     while True:
         try:
-            questions.put(connection.recv())
+            questions.put(channel.receive())
         except MemoryError:
             questions.put(None)
         except (EOFError, OSError):

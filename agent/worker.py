@@ -21,10 +21,10 @@ import sys
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from typing import Any, Final, Protocol
 
 from agent.brake import Brake
+from agent.channel import Channel
 from agent.child_log import Said
 from agent.child_programs import KEPT_MEMORY, environment
 from agent.leash import Leash
@@ -238,7 +238,7 @@ class _Process:
             )
             with contextlib.suppress(ProcessLookupError):  # It has ended.
                 self._leash.hold(self._process.pid)
-            self._connection = Connection(ours.detach())
+            self._channel = Channel(ours.detach())
         self._asked: list[Future[Any]] = []
         self._lock = threading.Lock()
         self._is_over = False
@@ -249,15 +249,15 @@ class _Process:
         self._questions: queue.SimpleQueue[Start | Order | Reading | _NoMore] = queue.SimpleQueue()
         self._questions.put(start)
         self._reader = threading.Thread(target=self._read, name="training answers", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="training questions", daemon=True)
         with contextlib.ExitStack() as undone:  # The system may have no room for a thread more.
             undone.callback(self._leash.let_go)
             undone.callback(self._process.wait)
             undone.callback(self._process.kill)
             self.brake = Brake(self._process.pid, share)
             undone.callback(self.brake.let_go)
-            undone.callback(self._connection.close)
-            undone.callback(self._questions.put, _NoMore())
-            threading.Thread(target=self._write, name="training questions", daemon=True).start()
+            undone.callback(self._hang_up)
+            self._writer.start()
             self._reader.start()
             undone.pop_all()
 
@@ -296,13 +296,13 @@ class _Process:
         # If it has ended, the reader finds out, and how.
         with contextlib.suppress(OSError):
             while not isinstance(question := self._questions.get(), _NoMore):
-                self._connection.send(question)
+                self._channel.send(question)
 
     def _read(self) -> None:
         """Take what the process says until it ends."""
         try:
             while True:
-                message = self._connection.recv()
+                message = self._channel.receive()
                 if isinstance(message, Said):
                     message.log()
                     continue
@@ -324,9 +324,17 @@ class _Process:
             with self._lock:
                 self._is_over = True
                 left, self._asked = self._asked, []
-            self._questions.put(_NoMore())
+            self._hang_up()
             for answer in left:
                 answer.set_exception(self._ended())
+
+    def _hang_up(self) -> None:
+        """Once there is nothing more to ask."""
+        self._questions.put(_NoMore())
+        self._channel.hang_up()
+        if self._writer.ident is not None:  # It has been started.
+            self._writer.join()
+        self._channel.close()
 
     def _processor_s(self) -> float:
         """What it has computed so far, and the children that it has waited for, unless they may have read

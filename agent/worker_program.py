@@ -14,9 +14,9 @@ import signal
 import sys
 import threading
 import time
-from multiprocessing.connection import Connection
 from typing import Any
 
+from agent.channel import Channel
 from agent.child_log import SaidOver
 from agent.priority import give_way
 from agent.training import Trainer, Work
@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 class _Questions:
     """Reads questions as they come, so that the agent never waits until one is taken."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="questions", daemon=True).start()
 
@@ -51,18 +51,18 @@ class _Questions:
     def _read(self) -> None:
         try:
             while True:
-                self._queue.put(self._connection.recv())
+                self._queue.put(self._channel.receive())
         except (EOFError, OSError):
             os._exit(0)  # Whatever else runs here.
 
 
-def serve(connection: Connection) -> None:
+def serve(channel: Channel) -> None:
     """Answer until the agent hangs up, which ends the process."""
-    start: Start = connection.recv()
+    start: Start = channel.receive()
     give_way(start.settings.niceness + MORE_NICENESS)  # Before there are other threads.
     stay_in_memory()
     flushes = flush_subnormals()
-    answers, questions = SaidOver(connection), _Questions(connection)
+    answers, questions = SaidOver(channel), _Questions(channel)
     logging.basicConfig(level=start.log_level, handlers=[answers], format="%(message)s")
     if not flushes:
         log.warning("this processor cannot be told to take numbers below 1e-38 for zero: they may be slower")
@@ -137,7 +137,7 @@ def main() -> None:
     # A terminal's Ctrl-C and a service manager's SIGTERM go to all programs; the agent ends this one.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    serve(Connection(int(sys.argv[1])))
+    serve(Channel(int(sys.argv[1])))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +119,9 @@ def test_that_there_was_no_memory_for_an_answer_is_no_answer() -> None:
     assert "no memory" in refusal.reason
 
 
-@pytest.mark.parametrize("said", [b"", b"\0\0\1\0half of"], ids=["nothing", "a part"])
+@pytest.mark.parametrize(
+    "said", [b"", (256).to_bytes(8, sys.byteorder) + b"half of"], ids=["nothing", "a part"]
+)
 def test_a_process_whose_agent_ends_before_it_has_asked_ends_in_silence(said: bytes) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
@@ -128,8 +129,8 @@ def test_a_process_whose_agent_ends_before_it_has_asked_ends_in_silence(said: by
             [sys.executable, "-P", "-m", _PROGRAM, str(theirs.fileno())],
             pass_fds=[theirs.fileno()], stderr=subprocess.PIPE,
         )  # fmt: skip
-    with Connection(ours.detach()) as connection:
-        os.write(connection.fileno(), said)
+    with ours:
+        ours.sendall(said)
     with process:
         _, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, errors) == (0, b"")
