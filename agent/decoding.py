@@ -14,8 +14,8 @@ whatever else the board computes; one that is cut short before that has found no
 Records beyond that number wait for the next look; there, one new record may keep one other out for a look, as
 at the bound of ``max_records``.
 
-It reads its :class:`~agent.looks.LookOrder` from standard input, and ends when the other end of the pipe
-closes. With another exit code than 0, it writes the reason why the rows stay as they are to standard output.
+It reads its :class:`~agent.look_messages.LookOrder` from standard input, and ends when the other end of the
+pipe closes. With another exit code than 0, it writes to standard output why the rows stay as they are.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from agent import bounded_decoding
 from agent.bounded_decoding import ATTEMPTS, Limits, Outcome, address_space, decode_apart
 from agent.data_settings import DataSettings
 from agent.leash import end_with_pipe
-from agent.looks import LONGEST_SENTENCE, LookOrder
+from agent.look_messages import LONGEST_SENTENCE, LookOrder
 from agent.priority import end_first, give_way
 from agent.row_index import DECODED, FREE, TO_ERASE, UNUSABLE, Index
 from agent.rows import RowStore

@@ -7,9 +7,9 @@ from typing import cast
 
 from agent.data_form import DataForm
 from agent.errand_program import answer
+from agent.first_rows import open_records
 from agent.opening import OpenQuestion
 from agent.pricing_messages import ReplayQuestion
-from agent.records import Records
 from agent.replay import replay
 from agent.row_files import CACHED_BYTES
 from dpagent.learning.data.dataset import Dataset
@@ -26,7 +26,7 @@ def opened(question: OpenQuestion) -> DataForm:
     """
     settings, state_dir = question.settings, question.state_dir
     require_declared(settings)
-    dataset = Records(settings, state_dir).dataset
+    dataset = open_records(settings, state_dir).dataset
     size = settings.features_mib << 20
     assert settings.max_records is not None  # or there were no records
     reserve(state_dir, size, settings.max_records)

@@ -27,10 +27,9 @@ from numpy.typing import NDArray
 
 from agent.board_engine import BoardEngine
 from agent.declined import Declined
-from agent.decoding import most_new
 from agent.device_update import device_update
 from agent.effort import Effort
-from agent.looks import LookResult
+from agent.look_messages import LookResult
 from agent.noisy_sums import clipped_sum, sum_of_moments
 from agent.published_state import PublishedStateFile
 from agent.records import Records
@@ -40,7 +39,6 @@ from agent.training_settings import TrainingSettings
 from dpagent.errors import said
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.declared import DType
-from dpagent.learning.data.opening import require_declared
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd, has_features, require_room
 from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, Engine, accumulation_slack
@@ -66,10 +64,12 @@ class _Attempt(Protocol):
     def __call__(self, compute: Callable[[Dataset], ResultT], otherwise: ResultT) -> ResultT: ...
 
 
-_SPARE_BYTES: Final = 4 << 20
+_SPARE_BYTES: Final = 1 << 20
 """For all that is small."""
-_TABLE_BYTES: Final = 200
-"""Of each record, in the index of rows and in that of features, while they are read."""
+_ROW_BYTES: Final = 120
+"""Of each record, in the index of rows, while it is read beside the one before."""
+_FEATURES_BYTES: Final = 80
+"""Of each, in the index of features."""
 _VECTORS: Final = 8
 """Of the update's size, that a step has at a time."""
 
@@ -175,7 +175,7 @@ class Trainer:
         Raises:
             ConfigurationError, DataError: They cannot be opened.
         """
-        return Records(self._settings.data, self._settings.state_dir, decoded=True)
+        return Records(self._settings.data, self._settings.state_dir)
 
     def prepare(
         self,
@@ -287,12 +287,20 @@ class Trainer:
             return 0
         if not has_features(self._settings.state_dir, front_end):
             return self._max_records
-        return min(self._max_records, most_new(self._settings.data)) if adopts else 0
+        if not adopts:
+            return 0
+        from agent.decoding import most_new  # with which come all formats of data
+
+        return min(self._max_records, most_new(self._settings.data))
 
     @property
     def _dtype(self) -> DType:
         """Of the records, as they are declared."""
-        return self._settings.data.dtype or require_declared(self._settings.data).dtype or "float32"
+        if self._settings.data.dtype:
+            return self._settings.data.dtype
+        from dpagent.learning.data.opening import require_declared  # with which come all formats of data
+
+        return require_declared(self._settings.data).dtype or "float32"
 
     def _take_memory(self, task: RoundTask) -> None:
         """Have the memory that the round takes besides that of a batch, which is tried: for the tables
@@ -303,7 +311,7 @@ class Trainer:
         Raises:
             MemoryError: There is none.
         """
-        tables = _TABLE_BYTES * self._max_records
+        tables = (_ROW_BYTES + _FEATURES_BYTES * bool(task.spec.front_end)) * self._max_records
         release, parameters = task.release, task.spec.parameter_count
         vectors = _VECTORS * 8 * (release.dimension if isinstance(release, NoisySum) else parameters)
         taken = _SPARE_BYTES + tables + vectors

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from agent.looks import LookResult
+from agent.look_messages import LookResult
 from agent.training_settings import TrainingSettings
 from dpagent.errors import DpagentError
 from dpagent.protocol.messages import Fragment, Plan

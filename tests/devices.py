@@ -23,13 +23,13 @@ from agent.announcements import Announcements
 from agent.board_engine import BoardEngine
 from agent.cycle import Cycle
 from agent.energy import EnergyMeter
+from agent.first_rows import open_records
 from agent.governor import Governor
 from agent.identity import Identity
 from agent.looks import Looks
 from agent.opening_program import form_of
 from agent.profile import load_profile
 from agent.publisher import Publisher
-from agent.records import Records
 from agent.sensors import Sensors
 from agent.settings import AgentSettings, load_agent_settings
 from agent.state import AgentState
@@ -89,7 +89,7 @@ def started_trainer(settings: AgentSettings) -> Trainer:
     settings.state_dir.mkdir(exist_ok=True)
     if not (settings.state_dir / "records.index").exists():
         decode_here(settings.data, settings.state_dir)
-    Records(settings.data, settings.state_dir)
+    open_records(settings.data, settings.state_dir)
     assert settings.data.max_records is not None
     reserve(settings.state_dir, settings.data.features_mib << 20, settings.data.max_records)
     return _QuickTrainer(training_settings(settings, load_profile("generic-x86-64")))

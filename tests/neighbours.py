@@ -18,7 +18,8 @@ import agent.decoding
 from agent.bounded_decoding import Limits, Outcome
 from agent.data_settings import DataSettings
 from agent.decoding import bring_up_to_date
-from agent.looks import LookOrder, LookResult, Looks
+from agent.look_messages import LookOrder, LookResult
+from agent.looks import Looks
 from agent.records import Records
 from dpagent.learning.data.dataset import Dataset
 from dpagent.storage import overwrite
@@ -30,7 +31,7 @@ def opened_by_a_board(path: Path, kind: str, **declared: Any) -> Records:
     state = Path(tempfile.mkdtemp(prefix="rows-", dir=path.parent))
     settings = DataSettings.checked(values)
     decode_here(settings, state)
-    return Records(settings, state, decoded=True)
+    return Records(settings, state)
 
 
 def decode_here(settings: DataSettings, state: Path) -> None:
@@ -58,7 +59,7 @@ def _decode_in_here(
 
 def look_again(records: Records) -> None:
     """Let an agent's records be brought up to date, as after a round, and take them."""
-    records.adopt(look_only(records._settings, records._state_dir))
+    records.adopt(look_only(records._store._settings, records._state_dir))
 
 
 def look_only(settings: DataSettings, state: Path) -> LookResult:

@@ -10,7 +10,7 @@ from pictures import noise, write
 
 from agent.data_settings import DataSettings
 from agent.decoding import bring_up_to_date
-from agent.looks import LookOrder
+from agent.look_messages import LookOrder
 from agent.rows import Rows, RowStore
 
 

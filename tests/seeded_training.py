@@ -16,7 +16,7 @@ from unittest.mock import patch
 import agent.training
 import agent.worker_program
 import dpagent.learning.training.engine_choice as engine_choice
-from agent.looks import LookResult
+from agent.look_messages import LookResult
 from agent.training import NoisyUpdate, Trainer, Work
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.protocol.fragments import cut

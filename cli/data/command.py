@@ -104,8 +104,8 @@ def decode(config: AgentConfig = None) -> None:
     The output is private: it counts records. Interrupted, it goes on when it is run again, or at the agent's
     next start.
     """
+    from agent.first_rows import decode_at_once, open_records
     from agent.profile import load_profile
-    from agent.records import Records, decode_at_once
     from agent.settings import on_board
     from dpagent.storage import StateDirectory
 
@@ -114,5 +114,5 @@ def decode(config: AgentConfig = None) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     with StateDirectory(settings.state_dir):
         decode_at_once(data, settings.state_dir)
-        records = Records(data, settings.state_dir).dataset
+        records = open_records(data, settings.state_dir).dataset
     typer.echo(f"{data.name}: {counted(len(records), 'record')}, all that can be used.")

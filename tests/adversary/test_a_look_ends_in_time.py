@@ -46,7 +46,7 @@ from agent.bounded_decoding import Limits, decode_apart
 from agent.data_settings import DataSettings
 from agent.decoding import LOOK_S, PATIENCE, most_new
 from agent.effort import Effort
-from agent.looks import LookResult
+from agent.look_messages import LookResult
 from agent.profile import load_profile
 from agent.row_files import COUNTS_AFTER_S
 from agent.settings import AgentSettings, load_agent_settings

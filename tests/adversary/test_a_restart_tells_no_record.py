@@ -30,7 +30,7 @@ from pictures import folder_of, write
 
 from agent.daemon import Agent
 from agent.data_settings import DataSettings
-from agent.records import Records
+from agent.first_rows import open_records
 from dpagent.learning.data.opening import declare
 from dpagent.transport.session import MqttSession
 
@@ -43,14 +43,14 @@ def test_a_restart_looks_at_no_record_and_an_ordinary_look_finds_what_is_new(tmp
     folder_of(root, *(f"{number % 3}/{number}.png" for number in range(COUNT)), width=8, height=8)
     given = DataSettings.checked({"name": "mine", "path": root, "max_records": COUNT})
     settings = DataSettings.checked(declare(given)[0].as_dict(only_given=True))
-    first = Records(settings, state)
+    first = open_records(settings, state)
     used_before = first.attempt(lambda dataset: dataset.digests().tobytes())
     write(root / "0" / "slow.jpg", slow_jpeg())
     folder_of(root, *(f"0/more{number}.png" for number in range(3)), width=8, height=8)
     (root / "1" / "1.png").unlink()
 
     used_s = children_s()
-    again = Records(settings, state)
+    again = open_records(settings, state)
     assert children_s() == used_s
     assert again.attempt(lambda dataset: dataset.digests().tobytes()) == used_before
     look_again(again)

@@ -27,6 +27,7 @@ from peaks import read_all
 from pictures import damaged_inside, encoded, folder_of, noise, write, zip_of
 
 from agent.data_settings import DataSettings
+from agent.first_rows import open_records
 from agent.records import Records
 from dpagent.protocol.sealing import Opener, new_sealing_secret
 from dpagent.protocol.sizes import block_count
@@ -75,7 +76,7 @@ def test_the_limit_on_memory_lets_every_picture_within_the_bound_pass_and_is_rea
         write(tmp_path / "photos" / "0" / name, hostile.PICTURES[name]())
     given = {"name": "mine", "path": tmp_path / "photos", "max_records": 9} | DECLARED
     tight = DataSettings.checked(given | {"decoding": {"memory_mib": 16}})
-    small = Records(tight, tmp_path).dataset
+    small = open_records(tight, tmp_path).dataset
     assert len(small) == 0
     assert len(small.origin.left_out) == len(LARGE)
     # Its owner does as the log advises.

@@ -21,8 +21,8 @@ from row_boards import Board, contents, expected, named, pictures, table, tables
 from agent import bounded_decoding, decoding, effort
 from agent.bounded_decoding import Outcome
 from agent.decoding import bring_up_to_date
-from agent.looks import NICENESS, LookOrder
-from agent.records import Records, decode_at_once
+from agent.first_rows import decode_at_once, open_records
+from agent.look_messages import NICENESS, LookOrder
 from agent.row_files import COUNTS_AFTER_S
 from agent.rows import RowStore
 from dpagent.errors import ConfigurationError, DataError
@@ -395,9 +395,9 @@ def test_a_limit_on_address_space_that_a_look_may_need_keeps_the_agent_from_star
     wanted = decoding.listing_bytes(board.settings)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (wanted - (1 << 20), wanted - (1 << 20)))
     with pytest.raises(ConfigurationError, match=r"ulimit -v.*data\.max_records 8"):
-        Records(board.settings, board.state)
+        open_records(board.settings, board.state)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (wanted + (64 << 20), wanted + (64 << 20)))
-    assert len(Records(board.settings, board.state).dataset) == 1
+    assert len(open_records(board.settings, board.state).dataset) == 1
 
 
 def test_what_a_look_had_found_counts_at_a_start_that_decodes_and_is_not_decoded_again(

@@ -122,7 +122,7 @@ def test_a_round_reads_no_file(files: Files) -> None:
     """One that was written anew while a round read it made noise alone of the round."""
     files.put(*range(6))
     files.look(at_once=True)
-    records = Records(files.board.settings, files.board.state, decoded=True)
+    records = Records(files.board.settings, files.board.state)
 
     def read_beside_a_writer(dataset: Dataset) -> list[tuple[int, int]]:
         files.put(8, 8, 8, 8)

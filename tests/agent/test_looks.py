@@ -18,7 +18,8 @@ from orphans import adopted
 from pictures import folder_of, write
 
 from agent.data_settings import DataSettings
-from agent.looks import Look, LookOrder, LookResult, Looks
+from agent.look_messages import LookOrder, LookResult
+from agent.looks import Look, Looks
 from agent.records import Records
 from dpagent.errors import ChildProcessError, ExitCode
 
@@ -52,7 +53,7 @@ def processes_of(looks: Looks) -> tuple[int, int]:
 
 def counted(settings: DataSettings, state: Path, found: LookResult) -> int:
     """How many records a round has that takes in what a look found."""
-    records = Records(settings, state, decoded=True)
+    records = Records(settings, state)
     records.adopt(found)
     return len(records.dataset)
 
@@ -65,7 +66,7 @@ def test_what_a_look_found_counts_after_a_time_that_no_record_changes(
     looks.begin()
     wait_until(lambda: not is_looking(looks), "a look")
     assert not looks.is_due, "it is done, and does not count yet"
-    assert len(Records(settings, tmp_path, decoded=True).dataset) == COUNT
+    assert len(Records(settings, tmp_path).dataset) == COUNT
     looks.begin()
     assert not is_looking(looks), "the next begins when a round has taken it in"
     looks.counts_after_s = 0.0

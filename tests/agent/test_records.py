@@ -21,7 +21,8 @@ from pictures import damaged_inside, encoded, folder_of, noise, write, zip_of
 
 from agent.data_settings import DataSettings
 from agent.decoding import bring_up_to_date, most_new
-from agent.looks import LookOrder, LookResult
+from agent.first_rows import open_records
+from agent.look_messages import LookOrder, LookResult
 from agent.noisy_sums import clipped_sum, noisy_sum, sum_of_moments
 from agent.records import Records
 from agent.row_index import Index
@@ -80,7 +81,7 @@ def trainer(directory: Path, path: Path, **declared: Any) -> Trainer:
 def opened(path: Path, state: Path, **declared: Any) -> Records:
     """With its rows in ``state``."""
     state.mkdir(exist_ok=True)
-    return Records(settings(path, **declared), state)
+    return open_records(settings(path, **declared), state)
 
 
 def test_records_that_vanish_or_break_do_not_count_and_are_told_to_the_owner(
@@ -316,7 +317,7 @@ def test_a_process_that_comes_later_takes_the_rows_as_they_are(tmp_path: Path) -
     root, state = photos(tmp_path / "photos"), tmp_path / "state"
     first = opened(root, state)
     (root / "0" / "00.png").unlink()
-    later = Records(settings(root), state, decoded=True)
+    later = Records(settings(root), state)
     assert later.attempt(sizes) == COUNT
     look_again(later)
     assert later.attempt(sizes) == COUNT - 1
@@ -330,7 +331,7 @@ def test_a_process_that_comes_later_takes_nothing_of_before_the_restart(tmp_path
     folder_of(root, "0/more.png", **DIGIT)
     bring_up_to_date(LookOrder(settings(root), state, at_once=False))
     assert opened(root, state).attempt(sizes) == COUNT
-    assert Records(settings(root), state, decoded=True).attempt(sizes) == COUNT
+    assert Records(settings(root), state).attempt(sizes) == COUNT
 
 
 @pytest.mark.parametrize("change", ["other limits", "no rows"])
@@ -428,10 +429,10 @@ def test_what_is_in_memory_does_not_depend_on_how_many_records_there_are(tmp_pat
         declared: dict[str, Any] = {"kind": "npz", "path": folder / "data.npz", "classes": 2}
         declared |= {"max_records": most, "shape": [64], "dtype": "float32"}
         data = DataSettings.checked({"name": "mine", **declared})
-        Records(data, folder)  # What an agent's start does.
+        open_records(data, folder)  # What an agent's start does.
         gc.collect()
         tracemalloc.start()
-        records = Records(data, folder, decoded=True)
+        records = Records(data, folder)
         gc.collect()
         held.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()

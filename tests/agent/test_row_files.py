@@ -18,7 +18,7 @@ import agent.row_files
 import agent.rows
 from agent import decoding
 from agent.decoding import bring_up_to_date
-from agent.looks import LookOrder
+from agent.look_messages import LookOrder
 from agent.rows import RowStore
 from dpagent import storage
 from dpagent.errors import DataError, StorageError

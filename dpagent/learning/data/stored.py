@@ -12,12 +12,10 @@ is read again, and must be that one (:class:`StoredDataset`).
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import math
 import os
 import stat
-import tempfile
 import time
 import weakref
 import zlib
@@ -270,6 +268,8 @@ def open_raw(path: Path, *, most: int | None = None) -> RawFile:
     """
     if path.suffix != ".gz":
         return open_plain(path)
+    import gzip  # which a round never loads
+
     require_readable(path)
     with reading(path), gzip.open(path, "rb") as packed:
         return unpack(packed, path, most=most)
@@ -318,6 +318,8 @@ def unpack(packed: Readable, path: Path, *, most: int | None = None) -> RawFile:
 
 
 def _temporary_file(folder: str, path: Path) -> IO[bytes]:
+    import tempfile  # which a round never loads
+
     try:
         return tempfile.TemporaryFile(dir=folder)
     except OSError as error:
