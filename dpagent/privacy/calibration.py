@@ -33,14 +33,12 @@ from dpagent.errors import ParameterError, PlanError, require_between, require_c
 from dpagent.privacy.accounting.choice import accountant_name, accountant_named
 from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.events import ApproximateEvent, Event, GaussianEvent, SelfComposedEvent, poisson_sampled
-from dpagent.privacy.ranges import AccountantName
+from dpagent.privacy.ranges import NOISE_RANGE, AccountantName
 from dpagent.privacy.schedules import MAX_ROUNDS, Schedule
 from dpagent.wording import counted
 
 #: Targets that are calibrated to.
 EPSILON_RANGE: Final = (1e-6, 1000.0)
-#: Noise multipliers that devices accept in a plan.
-NOISE_RANGE: Final = (0.05, 10_000.0)
 
 # A plan's ε lies within these relative distances below its target. The nearer one keeps it clear of rounding;
 # the search aims between the two. Figures by privacy-loss distributions are a grid's width apart.

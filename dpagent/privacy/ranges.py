@@ -16,6 +16,9 @@ MAX_NORM: Final = 1e6
 """Least and greatest clip norm that a plan may announce; a norm that follows a quantile stays in this range,
 which devices accept."""
 
+NOISE_RANGE: Final = (0.05, 10_000.0)
+"""Noise multipliers that devices accept in a plan."""
+
 MAX_DIMENSION: Final = 2**28
 """Most weights of a layer."""
 #: Radii in weight units.

@@ -42,10 +42,10 @@ from dpagent.errors import (
 )
 from dpagent.privacy.accounting.amplification import unamplified_epsilon
 from dpagent.privacy.accounting.composition import composed
-from dpagent.privacy.calibration import NOISE_RANGE
 from dpagent.privacy.mechanisms.discretised_laplace import MAX_EPSILON, finest_resolution, multiplier_for
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, Query
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
+from dpagent.privacy.ranges import NOISE_RANGE
 from dpagent.privacy.schedules import MAX_ROUNDS, Schedule
 
 _SAFE: Final = 1 - 2.0**-40

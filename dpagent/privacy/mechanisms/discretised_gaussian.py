@@ -20,10 +20,6 @@ from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
 from dpagent.norm import Norm
-from dpagent.privacy.accounting.gaussian_loss import MIN_SIGMA_UNITS
-from dpagent.privacy.accounting.pld import PldAccountant
-from dpagent.privacy.accounting.rdp import RdpAccountant
-from dpagent.privacy.calibration import EventFamily, gaussian_family
 from dpagent.privacy.events import SIGMA_RANGE, Event, GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION, Grid
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Mechanism, Parameter
@@ -37,6 +33,7 @@ from dpagent.privacy.noise.entropy import Entropy
 from dpagent.privacy.statement import Adjacency, Trust, Unit
 
 if TYPE_CHECKING:
+    from dpagent.privacy.calibration import EventFamily
     from dpagent.privacy.mechanisms.honest_norms import SubGaussianLaw
 
 
@@ -165,6 +162,10 @@ class DiscretisedGaussian(CalibratedMechanism):
 
     def round_cost(self, delta: float) -> tuple[float, float]:
         """(ε, δ) of one round with ideal noise: tight where it is fine enough, else by Rényi divergence."""
+        from dpagent.privacy.accounting.gaussian_loss import MIN_SIGMA_UNITS  # which training never loads
+        from dpagent.privacy.accounting.pld import PldAccountant
+        from dpagent.privacy.accounting.rdp import RdpAccountant
+
         accountant = PldAccountant() if self.sigma_units >= MIN_SIGMA_UNITS else RdpAccountant()
         return accountant.epsilon_after([self.event], delta), delta
 
@@ -174,6 +175,8 @@ class DiscretisedGaussian(CalibratedMechanism):
         Raises:
             ParameterError: the grid is too coarse for the noise, or the sampler too far from exact.
         """
+        from dpagent.privacy.accounting.gaussian_loss import MIN_SIGMA_UNITS
+
         if self.sigma_units < MIN_SIGMA_UNITS:
             raise ParameterError(
                 f"noise is {self.sigma_units:.4g} grid units; its price holds from {MIN_SIGMA_UNITS:,} on. "
@@ -196,6 +199,8 @@ class DiscretisedGaussian(CalibratedMechanism):
     @classmethod
     def family(cls, sampling_rate: float, steps: int = 1) -> EventFamily:
         """See :func:`dpagent.privacy.calibration.gaussian_family`."""
+        from dpagent.privacy.calibration import gaussian_family
+
         return gaussian_family(sampling_rate, steps)
 
     @classmethod

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from dpagent.errors import ParameterError, require_between, require_count
 from dpagent.norm import Norm
 from dpagent.privacy.accounting.composition import composed
-from dpagent.privacy.calibration import EventFamily, laplace_family
 from dpagent.privacy.events import ApproximateEvent, Event, poisson_sampled
 from dpagent.privacy.mechanisms.grid import MAX_RESOLUTION, Grid, l1_resolution
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Parameter, SumMechanism
@@ -44,6 +43,7 @@ from dpagent.privacy.noise.entropy import Entropy
 from dpagent.privacy.statement import Adjacency, Trust, Unit
 
 if TYPE_CHECKING:
+    from dpagent.privacy.calibration import EventFamily
     from dpagent.privacy.mechanisms.laplace_law import LaplaceLaw
 
 #: Mechanisms of the Laplace family are built for an ε of one noisy sum, before sampling, up to this.
@@ -183,6 +183,8 @@ class DiscretisedLaplace(LaplaceNoise, CalibratedMechanism):
     @classmethod
     def family(cls, sampling_rate: float, steps: int = 1) -> EventFamily:
         """See :func:`dpagent.privacy.calibration.laplace_family`."""
+        from dpagent.privacy.calibration import laplace_family  # which training never loads
+
         return laplace_family(sampling_rate, steps)
 
     @classmethod

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from dpagent.errors import ParameterError, require_count
-from dpagent.privacy.calibration import BudgetPlan, calibrate
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, PlannedMechanism, Query
 from dpagent.privacy.mechanisms.registry import calibrated_named, mechanism_named
 from dpagent.privacy.schedules import Schedule
+
+if TYPE_CHECKING:
+    from dpagent.privacy.calibration import BudgetPlan
 
 
 @lru_cache(maxsize=16)
@@ -41,6 +43,8 @@ def calibrated_noise(
     Raises:
         ParameterError, PlanError: as ``calibrate`` does.
     """
+    from dpagent.privacy.calibration import calibrate  # which training never loads
+
     return calibrate(
         schedule, mechanism.family(sampling_rate, steps), epsilon=epsilon, delta=delta, rounds=rounds
     )

@@ -29,15 +29,16 @@ from numpy.typing import NDArray
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
 from dpagent.norm import Norm
 from dpagent.privacy.accounting.imperfect_noise import imperfect_delta
-from dpagent.privacy.calibration import NOISE_RANGE, EventFamily
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.grid import Constrained, Grid
 from dpagent.privacy.mechanisms.wire import STEPS_OF_NOISE, wire_step
 from dpagent.privacy.noise.entropy import Entropy, Sampler
+from dpagent.privacy.ranges import NOISE_RANGE
 from dpagent.privacy.sampling import LOT_TAIL
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 
 if TYPE_CHECKING:
+    from dpagent.privacy.calibration import EventFamily
     from dpagent.privacy.mechanisms.honest_norms import NoiseLaw
 
 #: Assumptions of a job's guarantee, besides the code.

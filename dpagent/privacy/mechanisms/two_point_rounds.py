@@ -17,11 +17,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from dpagent.errors import ParameterError, PlanError, require_between, require_count
 from dpagent.privacy.accounting.composition import exact_sum
-from dpagent.privacy.calibration import BudgetPlan, EventFamily, calibrate
 from dpagent.privacy.events import ApproximateEvent, Event, SelfComposedEvent
 from dpagent.privacy.mechanisms.layer_ranges import LayerRange
 from dpagent.privacy.mechanisms.mechanism import Mechanism
@@ -29,6 +28,9 @@ from dpagent.privacy.mechanisms.two_point import EPSILON_RANGE, TwoPoint
 from dpagent.privacy.ranges import MAX_DIMENSION
 from dpagent.privacy.schedules import Schedule
 from dpagent.privacy.statement import Adjacency, Trust, Unit
+
+if TYPE_CHECKING:
+    from dpagent.privacy.calibration import BudgetPlan, EventFamily
 
 #: ε₀ of a bit: below the least of this range, no bit says anything.
 BIT_EPSILON_RANGE: Final = (1e-4, EPSILON_RANGE[1])
@@ -90,6 +92,8 @@ class TwoPointRound(Mechanism):
     @classmethod
     def family(cls, coordinates: int) -> EventFamily:
         """The cost of a round of so many bits as a function of the noise multiplier."""
+        from dpagent.privacy.calibration import EventFamily  # which training never loads
+
         return EventFamily(
             lambda noise: SelfComposedEvent(
                 ApproximateEvent(min(1 / noise, BIT_EPSILON_RANGE[1])), coordinates
@@ -183,6 +187,8 @@ def calibrated_reports(
 def _calibrated(
     schedule: Schedule, coordinates: int, epsilon: float, delta: float, rounds: int
 ) -> BudgetPlan:
+    from dpagent.privacy.calibration import calibrate
+
     try:
         return calibrate(
             schedule, TwoPointRound.family(coordinates), epsilon=epsilon, delta=delta, rounds=rounds
