@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -312,13 +311,18 @@ class Governor:
 
     def _free_disk_mib(self) -> int:
         try:
-            return shutil.disk_usage(self._state_dir).free >> 20
+            disk = os.statvfs(self._state_dir)
+            return disk.f_bavail * disk.f_frsize >> 20
         except OSError:
             return 0
 
     def _link_command(self) -> tuple[str, ...]:
         asks = self._settings.unmetered_link and self._sensors.has_network_manager()
-        return _ASK_NETWORK_MANAGER if asks and shutil.which("busctl") else ()
+        if not asks:
+            return ()
+        import shutil  # with all that packs and unpacks
+
+        return _ASK_NETWORK_MANAGER if shutil.which("busctl") else ()
 
     def _note(self, reason: str | None, now: float, *, begins: bool) -> None:
         """Keep, and say, since when training is held back."""

@@ -6,10 +6,8 @@ import contextlib
 import contextvars
 import ctypes
 import os
-import platform
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -34,7 +32,7 @@ def give_way(niceness: int) -> None:
         niceness: at least this.
     """
     os.nice(max(0, min(_NICEST, niceness) - os.nice(0)))
-    machine = platform.machine()
+    machine = os.uname().machine
     if (number := _IOPRIO_SET.get(machine)) is not None and _is_of_kernel():
         ctypes.CDLL(None, use_errno=True).syscall(number, _WHO_PROCESS, 0, _CLASS_IDLE)
 
@@ -70,6 +68,8 @@ def behind_all(work: Callable[[], ResultT]) -> ResultT:
     Raises:
         Exception: whatever ``work`` raises.
     """
+    from concurrent.futures import Future  # which most programs do not need
+
     answer: Future[ResultT] = Future()
     context = contextvars.copy_context()
 
@@ -91,4 +91,4 @@ def behind_all(work: Callable[[], ResultT]) -> ResultT:
 
 def _is_of_kernel() -> bool:
     """Whether this program has as many bits as its kernel: system calls of others have other numbers."""
-    return (ctypes.sizeof(ctypes.c_void_p) == 8) == (platform.machine().endswith("64"))
+    return (ctypes.sizeof(ctypes.c_void_p) == 8) == (os.uname().machine.endswith("64"))

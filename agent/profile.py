@@ -6,9 +6,9 @@ its own: so a fleet's own profile is a few lines over one of the package.
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -113,10 +113,7 @@ class LoadedProfile:
 
 def profile_names() -> list[str]:
     """The profiles that come with the package."""
-    folder = importlib.resources.files("firmware_profiles")
-    return sorted(
-        entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")
-    )
+    return sorted(file.stem for file in _folder().glob("*.yaml"))
 
 
 def is_profile_path(name: str) -> bool:
@@ -154,8 +151,15 @@ def _opened(name: str, folder: Path, heirs: tuple[Path, ...]) -> tuple[Profile, 
             f"profile is {name!r}; expected {AUTO}, one of {', '.join(profile_names())}, or the path of a "
             ".yaml file."
         )
-    with importlib.resources.as_file(importlib.resources.files("firmware_profiles") / f"{name}.yaml") as path:
-        return _read(name, path, heirs)
+    return _read(name, _folder() / f"{name}.yaml", heirs)
+
+
+def _folder() -> Path:
+    """Of the profiles that come with the package: ``importlib.resources`` would take 1 MiB."""
+    spec = find_spec("firmware_profiles")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0])
 
 
 def _read(name: str, path: Path, heirs: tuple[Path, ...]) -> tuple[Profile, _Chain]:
@@ -184,8 +188,7 @@ def detect_profile(board: Board) -> str:
     Raises:
         ConfigurationError: There is none for its architecture.
     """
-    folder = importlib.resources.files("firmware_profiles")
-    texts = {name: (folder / f"{name}.yaml").read_text("utf-8") for name in profile_names()}
+    texts = {name: (_folder() / f"{name}.yaml").read_text("utf-8") for name in profile_names()}
     for known in board.compatible:
         for name, text in texts.items():
             if known not in text:

@@ -12,7 +12,7 @@ library keeps it in the structure of fegetenv(3); where that has it, is a part o
 from __future__ import annotations
 
 import ctypes
-import platform
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -52,7 +52,7 @@ def flushed_subnormals() -> Iterator[None]:
 
 
 def _change(change: Callable[[int, int], int]) -> None:
-    place = _PLACES.get(platform.machine())
+    place = _PLACES.get(os.uname().machine)
     if place is None:
         return
     offset, bits = place
