@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import queue
@@ -11,17 +10,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 from agent.channel import Channel
 from agent.child_log import SaidOver
 from agent.errand import Answer, ErrandError, Refusal
+from agent.priority import ERRANDS_END_BEFORE, end_before_parent
 from dpagent.errors import DpagentError, said
 
 log = logging.getLogger(__name__)
 
-_ENDS_EARLY: Final = "500"
 _KNOWN: Final = ("agent.declined", "agent.limits", "dpagent.errors")
 """Where the errors are defined that the agent knows; of another, it gets the first base that is."""
 _NO_MEMORY: Final = "there is no memory for the answer on this board now"
@@ -36,7 +34,8 @@ def answer(answered: Callable[[Any], object]) -> None:
     # A terminal's Ctrl-C and a service manager's SIGTERM go to all programs; the agent ends this one.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    _end_early()
+    # Whether there is an answer follows from no record: so it ends after a look at the data.
+    end_before_parent(ERRANDS_END_BEFORE)
     channel = Channel(int(sys.argv[1]))
     questions: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
     threading.Thread(target=_hear, args=[channel, questions], daemon=True).start()
@@ -74,13 +73,6 @@ def outcome(answered: Callable[[Any], object], question: Any, before_s: float = 
         log.debug("the details", exc_info=True)
         reason = said(error)
     return Refusal(kind, reason, time.process_time() - before_s, asked_at)
-
-
-def _end_early() -> None:
-    """Let the system end this process before agent and training where memory runs out, and after a look at
-    the data (:mod:`agent.decoding`): whether there is an answer follows from no record."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_ENDS_EARLY)
 
 
 def _hear(channel: Channel, questions: queue.SimpleQueue[tuple[int, Any] | None]) -> None:

@@ -19,6 +19,14 @@ _WHO_PROCESS: Final = 1
 _CLASS_IDLE: Final = 3 << 13
 _NICEST: Final = 19
 _ENDS_BY: Final = Path("/proc/self/oom_score_adj")
+"""From the program's value, in thousandths of the memory there is, and what it takes of it, follows which one
+the system ends where memory runs out (proc_pid_oom_score_adj(5)). Forks have that of their parent."""
+_FIRST: Final = 1_000
+TRAINING_ENDS_BEFORE: Final = 50
+"""The agent, which keeps the books, and takes less memory: but training begins with little."""
+ERRANDS_END_BEFORE: Final = 300
+"""The agent, and so training where that does not take a quarter of the memory more; and a look at the data
+takes less than it may before this ends in its place."""
 
 
 def give_way(niceness: int) -> None:
@@ -44,7 +52,18 @@ def end_first() -> None:
     training process, and so make a round late.
     """
     with contextlib.suppress(OSError):
-        _ENDS_BY.write_text("1000")
+        _ENDS_BY.write_text(str(_FIRST))
+
+
+def end_before_parent(thousandths: int) -> None:
+    """Let the system end this program and its forks before the one that has started it, where memory runs
+    out, and after those that have called :func:`end_first`.
+
+    Args:
+        thousandths: of the memory there is, that the other one may take more.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        _ENDS_BY.write_text(str(min(int(_ENDS_BY.read_text()) + thousandths, _FIRST - 1)))
 
 
 def give_way_to_all() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from agent.channel import Channel
 from agent.child_log import SaidOver
-from agent.priority import give_way
+from agent.priority import TRAINING_ENDS_BEFORE, end_before_parent, give_way
 from agent.training import Trainer, Work
 from agent.training_messages import (
     MORE_NICENESS,
@@ -60,6 +60,7 @@ def serve(channel: Channel) -> None:
     """Answer until the agent hangs up, which ends the process."""
     start: Start = channel.receive()
     give_way(start.settings.niceness + MORE_NICENESS)  # Before there are other threads.
+    end_before_parent(TRAINING_ENDS_BEFORE)
     stay_in_memory()
     flushes = flush_subnormals()
     answers, questions = SaidOver(channel), _Questions(channel)

@@ -28,8 +28,9 @@ _DAEMONS: Final[dict[Program, tuple[str, str]]] = {
 """The command of each, and what it does."""
 _IN_MEMORY: Final = ("RuntimeDirectory=dpagent-agent", "RuntimeDirectoryMode=0700")
 """For the status that changes with each phase of a round (:mod:`agent.status`)."""
-_OF_AN_AGENT: Final = ("OOMScoreAdjust=500", "LimitMEMLOCK=infinity")
-"""It ends before the board's own programs, and keeps its memory (:mod:`dpagent.resident_memory`)."""
+_OF_AN_AGENT: Final = ("OOMScoreAdjust=300", "LimitMEMLOCK=infinity")
+"""It ends before the board's own programs, and what it has started before it (:mod:`agent.priority`); it
+keeps its memory (:mod:`dpagent.resident_memory`)."""
 _MEMORY_PERCENT: Final = 60
 """Of the machine's memory, that a service may take."""
 _RESTARTS_NOT: Final = "2 3 4 5 9"
