@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -124,7 +125,7 @@ def _result(trial: Trial) -> str:
 
 
 def _purpose(bench: Bench) -> str:
-    """The key of an engine choice: another model, limit or package version needs a new trial."""
+    """The key of an engine choice: another model, limit or package needs a new trial."""
     graph = b"" if bench.graph is None else hashlib.sha256(bench.graph).digest()
     what = (
         bench.spec.digest().hex(),
@@ -136,18 +137,18 @@ def _purpose(bench: Bench) -> str:
         bench.groups,
         bench.norm,
     )
-    return hashlib.sha256(repr((what, np.__version__, _version_of_onnx_runtime())).encode()).hexdigest()
+    return hashlib.sha256(repr((what, np.__version__, _onnx_runtime())).encode()).hexdigest()
 
 
-def _version_of_onnx_runtime() -> str:
-    if importlib.util.find_spec(ONNX_RUNTIME) is None:
+def _onnx_runtime() -> str:
+    """Which one is installed: packages of several names (``onnxruntime-gpu``) have the same module, and so
+    has a board's own build, which may be of none."""
+    if (found := importlib.util.find_spec(ONNX_RUNTIME)) is None:
         return "absent"
-    from importlib.metadata import PackageNotFoundError, version  # 1.5 MiB
-
-    try:
-        return version(ONNX_RUNTIME)
-    except PackageNotFoundError:  # It is installed as another (onnxruntime-gpu), or as none.
-        return "not known"
+    (module, *_) = map(Path, found.submodule_search_locations or [str(found.origin)])
+    packages = sorted(file.name for file in module.parent.glob(f"{ONNX_RUNTIME}*.*-info"))
+    libraries = sorted((file.name, file.stat().st_size) for file in module.glob("capi/*.so*"))
+    return repr((packages, libraries))
 
 
 def _choice_kept(file: EngineFile, purpose: str) -> tuple[EngineKind, int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import importlib
 import json
 import logging
 from collections.abc import Mapping
@@ -121,10 +122,37 @@ def test_a_damaged_choice_is_made_again(tmp_path: Path, kept: str) -> None:
     assert choice(tmp_path)["engine"] in ("numpy", "onnx")
 
 
-def test_a_runtime_that_is_installed_under_another_name_keeps_no_round_from_running(
+def test_another_runtime_needs_a_new_trial_whatever_its_package_is_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its version is that of a package, and a board's own build may have another name, or none."""
+    """Before, all that are not of the usual name were one."""
+    module = tmp_path / "runtime_of_the_board"
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("agent.board_engine.ONNX_RUNTIME", module.name)
+    found = [_purpose_now(tmp_path)]
+    (module / "capi").mkdir(parents=True)
+    (module / "__init__.py").touch()
+    found.append(_purpose_now(tmp_path))
+    assert _purpose_now(tmp_path) == found[-1]
+    package = tmp_path / f"{module.name}-1.0.dist-info"
+    package.mkdir()
+    found.append(_purpose_now(tmp_path))
+    package.rename(tmp_path / f"{module.name}_gpu-1.0.dist-info")
+    found.append(_purpose_now(tmp_path))
+    (module / "capi" / "state.cpython-312.so").write_bytes(b"a build of the board's own")
+    found.append(_purpose_now(tmp_path))
+    assert len(set(found)) == len(found)
+
+
+def _purpose_now(directory: Path) -> str:
+    importlib.invalidate_caches()
+    run(trainer(directory), TASK, GRAPH, WEIGHTS)
+    return str(choice(directory)["purpose"])
+
+
+def test_a_runtime_that_is_one_file_keeps_no_round_from_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "runtime_of_the_board.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("agent.board_engine.ONNX_RUNTIME", "runtime_of_the_board")
