@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from agent.leash import Leash
+from agent.sensors import group_lives
 
 _LAUNCHER: Final = ("/bin/sh", "-c", 'exec "$@"', "sh")
 """Python waits, its lock held, until the system has opened the file of a program that it starts: on a mount
@@ -92,8 +93,8 @@ class OwnersCommand:
         return True
 
     def _has_left(self) -> bool:
-        """Whether it has left programs in its group when it ended. As long as there are any, no process gets
-        its number: so one that has it is of another group."""
+        """Whether it has left programs in its group when it ended that have not ended since. As long as there
+        are any, no process gets its number: so one that has it is of another group."""
         if Path(f"/proc/{self._process.pid}").exists():
             return False
         try:
@@ -107,7 +108,7 @@ class OwnersCommand:
             os.killpg(self._process.pid, 0)
         except _NOT_OURS:
             return False
-        return True
+        return group_lives(self._process.pid)
 
     def let_be(self) -> None:
         """It has ended: what it has left may go on."""

@@ -211,6 +211,22 @@ def processor_s_of(process: int, *, with_children: bool) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def group_lives(group: int) -> bool:
+    """Whether a program of a process group has not ended. One that has stays in it until somebody waits for
+    it, which the first process of many containers does for nobody.
+
+    Args:
+        group: its id.
+    """
+    numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+    for number in numbers:
+        fields = _stat_of(Path("/proc"), number)
+        # The first thread of a program may have ended alone.
+        if fields[2:3] == [str(group)] and (fields[0] != "Z" or int(fields[17]) > 1):
+            return True
+    return False
+
+
 def _stat_of(proc: Path, process: int) -> list[str]:
     """The fields of proc_pid_stat(5) from the third on; none if there is no such process."""
     # The name, in brackets, may hold anything.

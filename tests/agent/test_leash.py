@@ -126,6 +126,38 @@ def test_what_a_command_has_left_is_over_when_it_has_ended_in_a_container_too() 
     wait_until(command.is_over, "the end of what it has left")
 
 
+LEAVES = """
+    import time
+    from agent.owners_command import OwnersCommand
+
+    command = OwnersCommand(["/bin/sh", "-c", "sleep 0.5 & echo $!"], output=1)
+    while command.code() is None:
+        time.sleep(0.01)
+    print(command.is_over(), flush=True)
+    input()
+    print(command.is_over(), flush=True)
+"""
+
+
+@pytest.mark.usefixtures("executed", "_adopting")
+def test_what_a_command_has_left_is_over_when_it_has_ended_where_nobody_waits_for_it() -> None:
+    """As in a container whose first process waits for no child of others. Before, it was held and killed when
+    it had long ended, and the owner was told that the command had taken more than its time."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(LEAVES)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+    ) as agent:  # fmt: skip
+        assert agent.stdin is not None
+        assert agent.stdout is not None
+        left = int(agent.stdout.readline())
+        assert agent.stdout.readline() == "False\n"
+        wait_until(lambda: state_of(left) == "Z", "the end of what it has left")
+        said, _ = agent.communicate("\n")
+    assert is_reaped(left)
+    assert said == "True\n"
+
+
 OF_ANOTHER_USER = """
     import os
     from agent.owners_command import OwnersCommand
