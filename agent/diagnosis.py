@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 from agent.audit import audit, open_ledger, verify
@@ -34,6 +35,7 @@ from agent.rounds import declined_rounds
 from agent.rows import RowStore
 from agent.sensors import Sensors
 from agent.settings import AgentSettings, on_board
+from agent.status import OF_ANOTHER_VERSION, OTHER_VERSION_REMEDY, OtherStatus, presence_of, read_status
 from dpagent.clock import SystemClock
 from dpagent.database_file import database_errors
 from dpagent.diagnosis import (
@@ -60,6 +62,7 @@ from dpagent.protocol.receipts import receipt_place
 from dpagent.protocol.signing import Verifier
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.topics import Topics
+from dpagent.status_file import Presence
 from dpagent.storage import disk_errors
 from dpagent.transport.diagnosis import BrokerExamination
 from dpagent.wording import counted, lasting
@@ -91,6 +94,7 @@ def examine(settings: AgentSettings, *, asks_broker: bool = True) -> Iterator[Fi
     yield memory(_TRAINING_MIB)
     room = LedgerRoom.of(settings.limits, has_tokens=_is_member(settings))
     yield from storage(settings.state_dir, room.missing_bytes(settings.ledger_files.database))
+    yield from _running(settings.state_dir)
     yield from governed(settings, Sensors())
     yield from _engine(settings, loaded)
     yield from _ledger(settings)
@@ -144,6 +148,17 @@ def misfits(loaded: LoadedProfile, board: Board) -> Iterator[Finding]:
     else:
         name = board.model or board.compatible[0]
         yield warning("profile", f"{loaded.name} is for another board; this is {name}", other)
+
+
+def _running(state_dir: Path) -> Iterator[Finding]:
+    """Whether the agent that runs here is the one that this program knows."""
+    try:
+        status = read_status(state_dir)
+    except DpagentError as error:
+        yield problem_of("agent", error)
+        return
+    if isinstance(status, OtherStatus) and presence_of(status) in (Presence.RUNS, Presence.ELSEWHERE):
+        yield warning("agent", OF_ANOTHER_VERSION, OTHER_VERSION_REMEDY)
 
 
 def governed(settings: AgentSettings, sensors: Sensors) -> Iterator[Finding]:

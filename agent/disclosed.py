@@ -44,7 +44,7 @@ class Disclosed:
 
     Attributes:
         runs: whether its agent does.
-        is_connected: to its broker.
+        is_connected: to its broker; not known of an agent of another version.
         is_ledger_readable: whether the ledger can be read.
         round: that the plan announces, and
         rounds: of how many.
@@ -55,7 +55,7 @@ class Disclosed:
     """
 
     runs: bool
-    is_connected: bool
+    is_connected: bool | None
     is_ledger_readable: bool
     round: int | None
     rounds: int | None
@@ -78,9 +78,10 @@ def disclosed(settings: AgentSettings, overview: Overview) -> Disclosed:
     """
     status, hides = overview.status, settings.limits.dummy_traffic
     announced = None if status is None else status.round
+    is_connected = overview.runs and status is not None and status.link is Link.CONNECTED
     return Disclosed(
         runs=overview.runs,
-        is_connected=overview.runs and status is not None and status.link is Link.CONNECTED,
+        is_connected=None if overview.runs and overview.is_other else is_connected,
         is_ledger_readable=overview.problem is None,
         round=None if announced is None else announced.round,
         rounds=None if announced is None else announced.rounds,

@@ -270,8 +270,8 @@ def next_due(due: float, every_s: float, now: float) -> float:
     return due + (math.floor((now - due) / every_s) + 1) * every_s
 
 
-def _switch(is_on: bool) -> str:
-    return "ON" if is_on else "OFF"
+def _switch(is_on: bool | None) -> str | None:
+    return None if is_on is None else "ON" if is_on else "OFF"
 
 
 def _bounded(epsilon: float) -> float | str:

@@ -25,7 +25,7 @@ from agent.heads import read_second_head
 from agent.rounds import RoundState
 from agent.sensors import Sensors, text_in
 from agent.settings import AgentSettings
-from agent.status import Doing, Link, RoundStatus, Status, presence_of, read_status
+from agent.status import Doing, Link, OtherStatus, RoundStatus, Status, presence_of, read_status
 from dpagent.database_file import database_errors
 from dpagent.errors import DpagentError, LedgerError, StorageError
 from dpagent.status_file import Presence
@@ -119,7 +119,8 @@ class Overview:
 
     Attributes:
         presence: of the agent; None if none has run here.
-        status: its last one.
+        status: its last one; None if it is not understood.
+        is_other: whether the agent is of another version, whose status this program does not understand.
         round: the last one on record.
         accounts: of the ledger.
         problem: why the ledger cannot be read; None if it can.
@@ -134,6 +135,7 @@ class Overview:
 
     presence: Presence | None
     status: Status | None
+    is_other: bool
     round: KnownRound | None
     accounts: tuple[Account, ...]
     problem: str | None
@@ -162,7 +164,8 @@ def overview_of(settings: AgentSettings, sensors: Sensors) -> Overview:
         StorageError: the state directory is another user's.
     """
     _require_readable(settings.state_dir)
-    status = read_status(settings.state_dir)
+    found = read_status(settings.state_dir)
+    status = None if isinstance(found, OtherStatus) else found
     announced = None if status is None else status.round
     known: KnownRound | None = None
     accounts: tuple[Account, ...] = ()
@@ -177,10 +180,10 @@ def overview_of(settings: AgentSettings, sensors: Sensors) -> Overview:
     status = _settled(status, known)
     governor = settings.governor
     seen_at = None if status is None else status.last_receipt_at
-    presence = None if status is None else presence_of(status)
-    agent = status.program.pid if presence is Presence.RUNS and status and status.program else None
+    presence = None if found is None else presence_of(found)
+    agent = found.program.pid if presence is Presence.RUNS and found and found.program else None
     return Overview(
-        presence, status, known, accounts, problem,
+        presence, status, isinstance(found, OtherStatus), known, accounts, problem,
         max((at for at in (seen_at, receipted_at) if at is not None), default=None),
         bool(governor.as_dict(only_changed=True)),
         governor.highest_temperature_c,
@@ -207,8 +210,10 @@ def _settled(status: Status | None, known: KnownRound | None) -> Status | None:
 def awaited(overview: Overview) -> str:
     """What the agent waits for, in words."""
     status = overview.status
-    if not overview.runs or status is None:
+    if not overview.runs:
         return "nothing: no agent runs"
+    if status is None:
+        return "what an agent of another version waits for is not known"
     if status.link is Link.STARTING:
         return "its records, which are being read"
     if status.link is Link.DISCONNECTED:

@@ -10,16 +10,17 @@ more seldom, to spare the flash.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from dpagent.clock import Clock
-from dpagent.schema.base import read_json
+from dpagent.schema.base import checked_as, read_json
 from dpagent.schema.json_values import json_of, json_values
 from dpagent.schema.problems import SchemaError
 from dpagent.status_file import Presence, Program, StatusPlace, read_status_file
@@ -33,6 +34,11 @@ _PERIOD_ON_DISK_S: Final = 30.0
 """on the disk of the state directory, of less than 4 KiB each; and"""
 _BURST: Final = 8
 """so often at once, where little has changed before: a start, and a round, have several phases."""
+OF_ANOTHER_VERSION: Final = (
+    "runs, but is of another version than this command, which does not know its status"
+)
+OTHER_VERSION_REMEDY: Final = "Restart it after an upgrade, or use the command of its installation."
+"""What is said of an agent that has left an :class:`OtherStatus`, and what to do."""
 
 
 class Link(StrEnum):
@@ -129,6 +135,19 @@ class Status:
         return replace(self, round=announced, written_at=0.0, program=None)
 
 
+@dataclass(frozen=True, slots=True)
+class OtherStatus:
+    """What is understood of the status of an agent of another version.
+
+    Attributes:
+        program: the agent.
+        is_stopped: whether it says that it has ended.
+    """
+
+    program: Program
+    is_stopped: bool
+
+
 class StatusFile:
     """The status of this program, on disk or in memory. Nothing that fails here ends anything.
 
@@ -174,22 +193,33 @@ class StatusFile:
 # The reader's side.
 
 
-def read_status(state_dir: Path) -> Status | None:
+def read_status(state_dir: Path) -> Status | OtherStatus | None:
     """The last status in a state directory; None if there is none, or none that is whole.
 
     Raises:
         StorageError: it cannot be read, as by another user.
     """
-    data = read_status_file(state_dir)
+    if (data := read_status_file(state_dir)) is None:
+        return None
     try:
-        return None if data is None else read_json(Status, data)
+        return cast(Status, read_json(Status, data))
     except SchemaError:
-        return None  # Torn by a power cut, or of another version.
+        return _other_status(data)
 
 
-def presence_of(status: Status) -> Presence:
+def _other_status(data: bytes) -> OtherStatus | None:
+    """What is not a status of this version: None if it is of no other, but torn by a power cut, say."""
+    try:
+        values = json.loads(data.decode())
+        return OtherStatus(checked_as(Program, values["program"]), values.get("link") == Link.STOPPED)
+    except (ValueError, RecursionError, TypeError, KeyError, SchemaError):
+        return None
+
+
+def presence_of(status: Status | OtherStatus) -> Presence:
     """Whether the agent that wrote a status is there. Looks at processes, and takes no lock."""
-    return Presence.ENDED if status.link is Link.STOPPED else presence_of_program(status.program)
+    is_stopped = status.is_stopped if isinstance(status, OtherStatus) else status.link is Link.STOPPED
+    return Presence.ENDED if is_stopped else presence_of_program(status.program)
 
 
 def as_values(status: Status) -> dict[str, Any]:

@@ -18,7 +18,6 @@ import typer
 from cli.configurations import agent_settings
 from cli.notation import printable
 from cli.options.daemons import AgentConfig
-from cli.tables import reader_may_leave
 from dpagent.errors import ExitCode
 from dpagent.notation import upwards
 from dpagent.schema.json_values import json_values
@@ -48,12 +47,11 @@ def status(
     It reads files beside the running agent, disturbs it in nothing, and asks no broker. Nothing that it shows
     depends on a record. Exit code 10 if no agent runs here.
     """
-    with reader_may_leave():
-        if watch:
-            _watch(config, as_json=as_json)
-            return
-        overview = _look(config)
-        typer.echo(_as_json(overview, indent=2) if as_json else "\n".join(lines_of(overview)))
+    if watch:
+        _watch(config, as_json=as_json)
+        return
+    overview = _look(config)
+    typer.echo(_as_json(overview, indent=2) if as_json else "\n".join(lines_of(overview)))
     if not overview.runs:
         raise typer.Exit(ExitCode.CHILD)
 
@@ -149,6 +147,12 @@ def _agent(overview: Overview) -> str:
     from dpagent.status_file import Presence
 
     status = overview.status
+    if overview.is_other:
+        from agent.status import OF_ANOTHER_VERSION, OTHER_VERSION_REMEDY
+
+        if overview.runs:
+            return f"{OF_ANOTHER_VERSION}. {OTHER_VERSION_REMEDY}"
+        return "does not run; the last one was of another version"
     match overview.presence:
         case None:
             return (
@@ -207,7 +211,9 @@ def _governor(overview: Overview) -> str:
     status, window = overview.status, overview.window
     if not overview.has_governor:
         return "trains whenever there is a round: no `governor` is set"
-    if overview.runs and status is not None and status.held is not None:
+    if overview.runs and status is None:
+        text = "what it does is not known of an agent of another version"
+    elif overview.runs and status is not None and status.held is not None:
         text = f"holds training back: {status.held}"
     elif overview.runs:
         text = "holds nothing back"

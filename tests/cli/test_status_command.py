@@ -24,6 +24,8 @@ from fleets import DIGITS, make_plan, run_agent, write_agent
 from ledgers import DATA, charge_for, fragments, open_state
 from observers import Announcer, in_an_hour
 
+from agent.disclosed import disclosed
+from agent.home_assistant import entities_of
 from agent.overview import overview_of
 from agent.profile import open_profile
 from agent.sensors import Sensors
@@ -189,6 +191,38 @@ def test_a_file_that_is_no_status_is_none(tmp_path: Path, content: bytes) -> Non
     file = write_agent(tmp_path, None, KEY)
     (tmp_path / "state" / "status.json").write_bytes(content)
     assert lines(file)["agent"].startswith("none has run here")
+
+
+@pytest.mark.parametrize(
+    "change", [{"mood": "serene"}, {"link": "flying"}, {"topic": None}], ids=["more", "another", "less"]
+)
+def test_an_agent_of_another_version_is_said_to_be_that(tmp_path: Path, change: dict[str, Any]) -> None:
+    """As after an upgrade, until the service is started again. Before, none had run here."""
+    file = write_agent(tmp_path, None, KEY)
+    settings = _settings(file)
+    StatusFile(settings.state_dir, MovableClock(1.0), {}).note(Status(Link.CONNECTED, "mqtt://here", "plans"))
+    place = tmp_path / "state" / "status.json"
+    known = json.loads(place.read_text())
+    place.write_text(json.dumps(known | change))
+    assert status(file).returncode == ExitCode.OK
+    assert lines(file)["agent"].startswith("runs, but is of another version than this command")
+    assert says(file, "awaits", "is not known")
+    assert says(file, "memory", "the agent takes")
+    assert says(file, "governor", "is not known") or "no `governor` is set" in lines(file)["governor"]
+    assert values(file)["is_other"]
+    metrics = dpagent("metrics", "--config", file).stdout
+    assert "dpagent_agent_up 1.0" in metrics
+    assert "dpagent_agent_connected" not in metrics
+    board = {
+        each.key: each.value for each in entities_of(disclosed(settings, overview_of(settings, Sensors())))
+    }
+    assert (board["running"], board["connected"]) == ("ON", None)
+    found = json.loads(dpagent("doctor", "--config", file, "--no-broker", "--json", "-").stdout)["checks"]
+    (agent,) = [each for each in found if each["check"] == "agent"]
+    assert (agent["verdict"], "another version" in agent["finding"]) == ("warning", True)
+    place.write_text(json.dumps(known | change | {"program": known["program"] | {"pid": 1 << 22}}))
+    assert lines(file)["agent"] == "does not run; the last one was of another version"
+    assert "awaits" not in lines(file)
 
 
 def test_a_link_to_a_pipe_or_to_anothers_file_is_no_status(tmp_path: Path) -> None:
