@@ -13,7 +13,7 @@ from cli.commands import Commands
 from cli.configurations import Configuration, configuration, schema_of, stated
 from cli.options.daemons import AnyConfig, SetOptions
 from cli.output import write_json
-from cli.tables import reader_may_leave, render_table
+from cli.tables import render_table
 from dpagent.schema.json_values import json_values
 
 if TYPE_CHECKING:
@@ -47,12 +47,11 @@ def show(
     """Show every setting as the program takes it, and where it is from: an option, a variable, a line of the
     file, a profile, a default."""
     values = settings_of(configuration(config, options))
-    with reader_may_leave():
-        if json_file is not None:
-            write_json(json_file, {key: {"value": value, "from": origin} for key, value, origin in values})
-            return
-        rows = [[key, shown(value), origin] for key, value, origin in values]
-        typer.echo(render_table(["key", "value", "from"], rows, words=3), nl=False)
+    if json_file is not None:
+        write_json(json_file, {key: {"value": value, "from": origin} for key, value, origin in values})
+        return
+    rows = [[key, shown(value), origin] for key, value, origin in values]
+    typer.echo(render_table(["key", "value", "from"], rows, words=3), nl=False)
 
 
 @app.command()

@@ -12,7 +12,6 @@ from cli.configurations import agent_settings, configuration, coordinator_settin
 from cli.findings import as_json, exit_code_of, lines_of, summary_of
 from cli.options.daemons import AnyConfig
 from cli.output import write_json
-from cli.tables import reader_may_leave
 
 if TYPE_CHECKING:
     from dpagent.diagnosis import Finding
@@ -37,15 +36,14 @@ def doctor(
     that of the first problem, 0 without one.
     """
     found: list[Finding] = []
-    with reader_may_leave():
-        for finding in _findings(config, asks_broker=broker):
-            found.append(finding)
-            if json_file is None:
-                typer.echo(lines_of(finding))
+    for finding in _findings(config, asks_broker=broker):
+        found.append(finding)
         if json_file is None:
-            typer.echo(f"\n{summary_of(found)}")
-        else:
-            write_json(json_file, as_json(found))
+            typer.echo(lines_of(finding))
+    if json_file is None:
+        typer.echo(f"\n{summary_of(found)}")
+    else:
+        write_json(json_file, as_json(found))
     raise typer.Exit(exit_code_of(found))
 
 

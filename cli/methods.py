@@ -9,7 +9,7 @@ import typer
 
 from cli.commands import Commands
 from cli.output import write_json
-from cli.tables import reader_may_leave, render_table
+from cli.tables import render_table
 from dpagent.errors import ParameterError, UsageError
 
 if TYPE_CHECKING:
@@ -29,19 +29,18 @@ def list_methods(json_file: JsonOption = None) -> None:
     from dpagent.privacy.methods import METHODS
 
     methods = list(METHODS.values())
-    with reader_may_leave():
-        if json_file is not None:
-            write_json(json_file, [_as_json(method) for method in methods])
-            return
-        rows = [
-            [
-                method.name, str(mechanism_of(method).unit), str(method.trust),
-                ", ".join(method.mechanisms), ", ".join(method.caps), method.title,
-            ]
-            for method in methods
-        ]  # fmt: skip
-        header = ["method", "hides a", "trusts", "noise", "caps", "what it is"]
-        typer.echo(render_table(header, rows, words=len(header)), nl=False)
+    if json_file is not None:
+        write_json(json_file, [_as_json(method) for method in methods])
+        return
+    rows = [
+        [
+            method.name, str(mechanism_of(method).unit), str(method.trust),
+            ", ".join(method.mechanisms), ", ".join(method.caps), method.title,
+        ]
+        for method in methods
+    ]  # fmt: skip
+    header = ["method", "hides a", "trusts", "noise", "caps", "what it is"]
+    typer.echo(render_table(header, rows, words=len(header)), nl=False)
 
 
 @app.command()
@@ -56,11 +55,10 @@ def show(
         method = method_named(name)
     except ParameterError as error:
         raise UsageError(str(error)) from error
-    with reader_may_leave():
-        if json_file is not None:
-            write_json(json_file, _as_json(method))
-        else:
-            typer.echo(_page(method))
+    if json_file is not None:
+        write_json(json_file, _as_json(method))
+    else:
+        typer.echo(_page(method))
 
 
 def _page(method: Method) -> str:

@@ -12,7 +12,7 @@ from cli.commands import Commands
 from cli.config import flattened, origin_in, shown
 from cli.findings import as_json, exit_code_of, lines_of
 from cli.output import write_json
-from cli.tables import reader_may_leave, render_table
+from cli.tables import render_table
 from dpagent.schema.json_values import json_values
 
 if TYPE_CHECKING:
@@ -37,25 +37,24 @@ def list_profiles(json_file: JsonOption = None) -> None:
 
     here = _detected()
     profiles = {name: load_profile(name) for name in profile_names()}
-    with reader_may_leave():
-        if json_file is not None:
-            write_json(
-                json_file,
-                [
-                    {"name": name, "this_board": name == here, **json_values(each)}
-                    for name, each in profiles.items()
-                ],
-            )
-            return
-        rows = [
+    if json_file is not None:
+        write_json(
+            json_file,
             [
-                f"{name} *" if name == here else name, each.board.architecture, str(each.board.cores),
-                f"{each.board.memory_mib:,}", each.description,
-            ]
-            for name, each in profiles.items()
-        ]  # fmt: skip
-        header = ["profile", "processor", "cores", "MiB", "board"]
-        typer.echo(render_table(header, rows, words=len(header)), nl=False)
+                {"name": name, "this_board": name == here, **json_values(each)}
+                for name, each in profiles.items()
+            ],
+        )
+        return
+    rows = [
+        [
+            f"{name} *" if name == here else name, each.board.architecture, str(each.board.cores),
+            f"{each.board.memory_mib:,}", each.description,
+        ]
+        for name, each in profiles.items()
+    ]  # fmt: skip
+    header = ["profile", "processor", "cores", "MiB", "board"]
+    typer.echo(render_table(header, rows, words=len(header)), nl=False)
 
 
 @app.command()
@@ -64,19 +63,16 @@ def show(profile: ProfileArgument = "auto", json_file: JsonOption = None) -> Non
     from agent.profile import open_profile
 
     loaded = open_profile(profile)
-    with reader_may_leave():
-        if json_file is not None:
-            write_json(json_file, {"name": loaded.name, **json_values(loaded.profile)})
-            return
-        rows = [
-            [key, shown(value), origin]
-            for key, value, origin in _values(loaded)
-            if key not in _NOT_IN_THE_TABLE
-        ]
-        typer.echo(f"{loaded.name}: {loaded.profile.description}\n")
-        typer.echo(render_table(["key", "value", "from"], rows, words=3), nl=False)
-        if sources := loaded.profile.board.sources:
-            typer.echo("\n".join(["", "The board's facts are from:", *sources]))
+    if json_file is not None:
+        write_json(json_file, {"name": loaded.name, **json_values(loaded.profile)})
+        return
+    rows = [
+        [key, shown(value), origin] for key, value, origin in _values(loaded) if key not in _NOT_IN_THE_TABLE
+    ]
+    typer.echo(f"{loaded.name}: {loaded.profile.description}\n")
+    typer.echo(render_table(["key", "value", "from"], rows, words=3), nl=False)
+    if sources := loaded.profile.board.sources:
+        typer.echo("\n".join(["", "The board's facts are from:", *sources]))
 
 
 @app.command()
@@ -95,17 +91,16 @@ def detect(json_file: JsonOption = None) -> None:
         "memory_mib": board.memory_mib,
         "profile": name,
     }
-    with reader_may_leave():
-        if json_file is not None:
-            write_json(json_file, facts)
-            return
-        typer.echo(f"board         {board.model or 'not named: no device tree'}")
-        if board.compatible:
-            typer.echo(f"device tree   {', '.join(board.compatible)}")
-        typer.echo(f"architecture  {board.architecture}")
-        typer.echo(f"cores         {board.cores}")
-        typer.echo(f"memory        {board.memory_mib:,} MiB")
-        typer.echo(f"profile       {name} ({load_profile(name).description})")
+    if json_file is not None:
+        write_json(json_file, facts)
+        return
+    typer.echo(f"board         {board.model or 'not named: no device tree'}")
+    if board.compatible:
+        typer.echo(f"device tree   {', '.join(board.compatible)}")
+    typer.echo(f"architecture  {board.architecture}")
+    typer.echo(f"cores         {board.cores}")
+    typer.echo(f"memory        {board.memory_mib:,} MiB")
+    typer.echo(f"profile       {name} ({load_profile(name).description})")
 
 
 @app.command()
@@ -117,13 +112,12 @@ def check(profile: ProfileArgument = "auto", json_file: JsonOption = None) -> No
 
     loaded = open_profile(profile)
     findings = list(misfits(loaded, Board.this()))
-    with reader_may_leave():
-        if json_file is not None:
-            write_json(json_file, {"name": loaded.name, **as_json(findings)})
-        else:
-            typer.echo(f"{loaded.name}: {loaded.profile.description}\n")
-            for finding in findings:
-                typer.echo(lines_of(finding))
+    if json_file is not None:
+        write_json(json_file, {"name": loaded.name, **as_json(findings)})
+    else:
+        typer.echo(f"{loaded.name}: {loaded.profile.description}\n")
+        for finding in findings:
+            typer.echo(lines_of(finding))
     raise typer.Exit(exit_code_of(findings))
 
 

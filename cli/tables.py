@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import typer
@@ -15,7 +12,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.notation import printable
-from dpagent.errors import ExitCode
 
 # Wider than any line: lets a table take its natural width.
 _UNBOUNDED: Final = 10_000
@@ -55,14 +51,3 @@ def render_table(
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
     """Print ``rows`` under ``header``, the first column aligned left, all others right."""
     typer.echo(render_table(header, rows, title=title), nl=False)
-
-
-@contextlib.contextmanager
-def reader_may_leave() -> Iterator[None]:
-    """End the command without an error when the reader of its output has gone, as with ``| head``."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(ExitCode.OK) from None

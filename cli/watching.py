@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from cli.notation import percent, printable
-from cli.tables import reader_may_leave
 from dpagent.notation import upwards
 from dpagent.wording import counted, lasting
 
@@ -41,26 +40,25 @@ def watch(settings: CoordinatorSettings, job: str | None, *, as_json: bool) -> N
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    with reader_may_leave():
-        if sys.stdout.isatty() and not as_json:
-            from rich.console import Console
-            from rich.live import Live
-            from rich.text import Text
+    if sys.stdout.isatty() and not as_json:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
 
-            with Live(console=Console(), auto_refresh=False) as live:
-                while not stop.is_set():
-                    live.update(Text("\n".join(lines_of(view.state(), job))), refresh=True)
-                    stop.wait(_LOOK_S)
-            return
-        before: Any = None
-        while not stop.is_set():
-            state = view.state()
-            now = _without_times(state)
-            if now != before:
-                before = now
-                typer.echo(json.dumps(state, ensure_ascii=False) if as_json else _line(state, job))
-                sys.stdout.flush()
-            stop.wait(_LOOK_S)
+        with Live(console=Console(), auto_refresh=False) as live:
+            while not stop.is_set():
+                live.update(Text("\n".join(lines_of(view.state(), job))), refresh=True)
+                stop.wait(_LOOK_S)
+        return
+    before: Any = None
+    while not stop.is_set():
+        state = view.state()
+        now = _without_times(state)
+        if now != before:
+            before = now
+            typer.echo(json.dumps(state, ensure_ascii=False) if as_json else _line(state, job))
+            sys.stdout.flush()
+        stop.wait(_LOOK_S)
 
 
 def lines_of(state: dict[str, Any], job: str | None) -> Iterator[str]:

@@ -53,7 +53,10 @@ _MEANINGS: dict[ExitCode, str] = {
     ),
     ExitCode.BROKER: "The MQTT broker cannot be started or reached, or it refuses the credentials.",
     ExitCode.STATE_IN_USE: "Another process uses the same state directory.",
-    ExitCode.STORAGE: "The disk is full, or a file cannot be read or written.",
+    ExitCode.STORAGE: (
+        "The disk is full, a file cannot be read or written, or the system refuses something else, such as "
+        "one more open file."
+    ),
     ExitCode.PLAN: "The number of an option is out of range, or no noise can meet the privacy parameters.",
     ExitCode.CHILD: (
         "A program that this one started ended, or that the demo started failed repeatedly; the message "

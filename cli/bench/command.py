@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from cli.output import write_json
-from cli.tables import reader_may_leave
 
 
 class EngineChoice(StrEnum):
@@ -61,8 +60,7 @@ def bench(
     results = [measure(spec, terms, lambda text: typer.echo(text, err=True)) for spec in specs]
     require_any(results)
     about = machine()
-    with reader_may_leave():
-        if json_file is not None:
-            write_json(json_file, as_json(results, terms, about))
-        else:
-            typer.echo(page(results, terms, about), nl=False)
+    if json_file is not None:
+        write_json(json_file, as_json(results, terms, about))
+    else:
+        typer.echo(page(results, terms, about), nl=False)

@@ -14,7 +14,6 @@ from cli.options.daemons import AgentConfig
 from cli.options.rows import DATA
 from cli.options.table import Given, with_options
 from cli.output import write_json
-from cli.tables import reader_may_leave
 from dpagent.errors import DpagentError, ExitCode, UsageError
 from dpagent.wording import counted
 
@@ -84,13 +83,12 @@ def check(
 
     # On a board that trains, a record that is slow to read would make its round late.
     declared, spec, misfit, findings = behind_all(look)
-    with reader_may_leave():
-        if json_file is not None:
-            write_json(json_file, as_json(findings, model=model, misfit=misfit))
-        else:
-            typer.echo(page(findings, declared, model=model, spec=spec, misfit=misfit), nl=False)
-            if picture is not None:
-                typer.echo(f"\n{picture} shows private records: keep it to yourself.")
+    if json_file is not None:
+        write_json(json_file, as_json(findings, model=model, misfit=misfit))
+    else:
+        typer.echo(page(findings, declared, model=model, spec=spec, misfit=misfit), nl=False)
+        if picture is not None:
+            typer.echo(f"\n{picture} shows private records: keep it to yourself.")
     if misfit is not None or findings.unreadable:
         raise typer.Exit(ExitCode.DATA)
 

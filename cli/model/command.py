@@ -9,7 +9,7 @@ import typer
 
 from cli.commands import Commands
 from cli.output import write_json
-from cli.tables import reader_may_leave, render_table
+from cli.tables import render_table
 from dpagent.wording import counted
 
 app = Commands(help="Look at models before they are trained.", no_args_is_help=True)
@@ -38,11 +38,10 @@ def list_models(
         [spec.name, dimensions(spec.input_shape), f"{spec.classes:,}", f"{spec.parameter_count:,}"]
         for spec in models
     ]
-    with reader_may_leave():
-        if json_file is not None:
-            write_json(json_file, as_json(models))
-        else:
-            typer.echo(render_table(["model", "input", "classes", "parameters"], rows, words=2), nl=False)
+    if json_file is not None:
+        write_json(json_file, as_json(models))
+    else:
+        typer.echo(render_table(["model", "input", "classes", "parameters"], rows, words=2), nl=False)
 
 
 @app.command()
@@ -60,8 +59,7 @@ def show(
     from dpagent.learning.model_files import find_model
 
     spec = find_model(name)
-    with reader_may_leave():
-        typer.echo(model_file(spec) if as_yaml else model_page(spec, microbatch), nl=False)
+    typer.echo(model_file(spec) if as_yaml else model_page(spec, microbatch), nl=False)
 
 
 @app.command()

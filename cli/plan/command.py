@@ -12,7 +12,6 @@ import typer
 from cli.options.rows import PLAN
 from cli.options.table import Given, with_options
 from cli.output import write_json
-from cli.tables import reader_may_leave
 from dpagent.errors import UsageError
 
 
@@ -54,21 +53,20 @@ def plan(
         from dpagent.storage import write_atomically
 
         write_atomically(picture, draw(comparison, picture.suffix))
-    with reader_may_leave():
-        if json_file is not None:
-            from cli.plan.script import as_json
+    if json_file is not None:
+        from cli.plan.script import as_json
 
-            write_json(json_file, as_json(comparison, explained=explain))
-            return
-        width, encoding = shutil.get_terminal_size().columns, sys.stdout.encoding or "ascii"
-        if explain:
-            from cli.plan.explain import explanation
+        write_json(json_file, as_json(comparison, explained=explain))
+        return
+    width, encoding = shutil.get_terminal_size().columns, sys.stdout.encoding or "ascii"
+    if explain:
+        from cli.plan.explain import explanation
 
-            text = explanation(comparison, width=width)
-        else:
-            from cli.plan.page import page
+        text = explanation(comparison, width=width)
+    else:
+        from cli.plan.page import page
 
-            text = page(comparison, every_round=all_rounds, width=width, encoding=encoding)
-        typer.echo(text, nl=False)
-        if picture is not None:
-            typer.echo(f"The picture is in {picture}.")
+        text = page(comparison, every_round=all_rounds, width=width, encoding=encoding)
+    typer.echo(text, nl=False)
+    if picture is not None:
+        typer.echo(f"The picture is in {picture}.")

@@ -12,7 +12,6 @@ from cli.configurations import agent_settings
 from cli.options.daemons import AgentConfig
 from cli.options.rows import DATA
 from cli.options.table import Given, with_options
-from cli.tables import reader_may_leave
 from dpagent.errors import DataError, ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def predict(
         if json_file is not None
         else TextOutput(reader.class_names, exported.classes, top, silent=summary)
     )
-    with reader_may_leave(), output:
+    with output:
         for outcome in predictions(exported, _all_inputs(reader, inputs), batch=batch):
             tally.add(outcome)
             if outcome.problem:

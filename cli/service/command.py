@@ -19,7 +19,6 @@ from cli.commands import Commands
 from cli.configurations import find, kind_of, over
 from cli.options.daemons import AnyConfig
 from cli.output import write_json
-from cli.tables import reader_may_leave
 from dpagent.errors import ConfigurationError, ExitCode, StorageError, UsageError
 
 if TYPE_CHECKING:
@@ -119,14 +118,13 @@ def status(
     """Show what the services do. Exit code 10 if one that is installed does not run."""
     _require_systemd()
     states = list(_states())
-    with reader_may_leave():
-        if json_file is not None:
-            write_json(json_file, [{"service": state.name} | state.values for state in states])
-        elif not states:
-            typer.echo("No service of dpagent is installed: `dpagent service install --config agent.yaml`.")
-        else:
-            for state in states:
-                typer.echo(state.line)
+    if json_file is not None:
+        write_json(json_file, [{"service": state.name} | state.values for state in states])
+    elif not states:
+        typer.echo("No service of dpagent is installed: `dpagent service install --config agent.yaml`.")
+    else:
+        for state in states:
+            typer.echo(state.line)
     if any(state.values.get("ActiveState") != "active" for state in states):
         raise typer.Exit(ExitCode.CHILD)
 
