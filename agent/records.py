@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
+from agent.child_log import SAID_ONCE
 from agent.data_settings import DataSettings
 from agent.look_messages import LookResult
 from agent.rows import RowStore
@@ -109,10 +110,11 @@ class Records:
         self._say(_LEFT_OUT, self.dataset.origin.left_out)
 
     def _say(self, what: str, sentences: Sequence[str]) -> None:
-        """Log the sentences that were not logged last time."""
+        """Log the sentences that were not logged last time, nor by the process before this one."""
         new = [sentence for sentence in sentences if sentence not in self._said.get(what, ())]
         for sentence in new[:_MOST_SAID]:
-            log.warning("%s: %s", what, sentence)
+            log.warning("%s: %s", what, sentence, extra=SAID_ONCE)
         if len(new) > _MOST_SAID:
-            log.warning("%s: %d more; `dpagent data check` lists them", what, len(new) - _MOST_SAID)
+            more = len(new) - _MOST_SAID
+            log.warning("%s: %d more; `dpagent data check` lists them", what, more, extra=SAID_ONCE)
         self._said[what] = set(sentences)

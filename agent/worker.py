@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol
 
 from agent.brake import Brake
 from agent.channel import Channel
-from agent.child_log import Said
+from agent.child_log import ChildLog, Said
 from agent.child_programs import KEPT_MEMORY, environment
 from agent.leash import Leash
 from agent.looks import Looks
@@ -139,6 +139,7 @@ class Worker:
         self._taking: Future[Update] | None = None
         """The last round that takes in what a look found."""
         self._orphans = Orphans()
+        self._log = ChildLog()
 
     def prepare(self, order: Order) -> Future[Prepared]:
         """As of :class:`Trains`. Starts the process if there is none."""
@@ -150,7 +151,7 @@ class Worker:
         if self._running is None or self._running.is_over:
             self.end()
             try:
-                self._running = _Process(self._start, self._share)
+                self._running = _Process(self._start, self._share, self._log)
             except (OSError, RuntimeError) as error:  # of a process; of a thread
                 answer: Future[Any] = Future()
                 answer.set_exception(WorkerError(f"the training process cannot be started: {error}"))
@@ -216,13 +217,14 @@ class _NoMore:
 
 class _Process:
     """A training process that runs, and two threads: one writes questions, which may wait until the process
-    reads, one reads its answers.
+    reads, one reads its answers, and what it logs.
 
     Attributes:
         brake: of the process and its forks, which are a group of their own in the agent's session.
     """
 
-    def __init__(self, start: Start, share: float) -> None:
+    def __init__(self, start: Start, share: float, child_log: ChildLog) -> None:
+        self._log = child_log
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as closing:
             closing.enter_context(theirs)
@@ -304,7 +306,7 @@ class _Process:
             while True:
                 message = self._channel.receive()
                 if isinstance(message, Said):
-                    message.log()
+                    self._log.write(message)
                     continue
                 answer = self._asked.pop(0)
                 if isinstance(message, Failed):

@@ -84,6 +84,26 @@ def test_its_log_is_the_agents(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert line.name == "agent.board_engine"
 
 
+def test_a_row_that_the_disk_damaged_is_told_once_and_another_one_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before, in each round, which a process of its own trains."""
+    worker = made(tmp_path)
+    (rows,) = (tmp_path / "state").glob("records.rows")
+    try:
+        for damaged in (0, 0, 4_000):
+            with rows.open("r+b") as file:
+                file.seek(damaged)
+                file.write(b"\x77\x77\x77\x77")
+            worker.prepare(order()).result(PATIENCE_S)
+            worker.update().result(PATIENCE_S)
+            worker.end()
+    finally:
+        worker.end()
+    told = [record.getMessage() for record in caplog.records if "is damaged" in record.getMessage()]
+    assert len(told) == len(set(told)) == 2, told
+
+
 def test_a_round_that_the_board_cannot_run_is_refused_in_words(worker: Worker) -> None:
     plan = make_plan(**terms(clipping={"accumulation_slack": 1e-6}))
     with pytest.raises(WorkerError, match=r"can add .* to a record's influence"):
