@@ -71,7 +71,9 @@ class InputForm(Settings):
             raise DataError(f"got {text[:80]!r}; expected a JSON object")
         version = value.pop("version", None)
         if version != _VERSION:
-            raise DataError(f"it is of version {str(version)[:20]}; expected {_VERSION}. Update dpagent")
+            # Anything may stand there, and what it looks like may be as long as the metadata.
+            which = f"version {str(version)[:20]}" if isinstance(version, int | float) else "no version"
+            raise DataError(f"it is of {which}; expected version {_VERSION}. Update dpagent")
         try:
             return cls.checked(value)
         except SchemaError as error:
