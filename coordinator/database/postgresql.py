@@ -30,9 +30,9 @@ from coordinator.database import schema
 from coordinator.database.binary_arrays import BinaryArray, array_of
 from coordinator.database.interface import Database, Reader, Result
 from coordinator.database.schema import TYPES, Part, Schema
+from coordinator.database.sessions import connected, line_of, require_own_session
 from coordinator.database.settings import PostgresqlAddress
 from dpagent.errors import (
-    ConfigurationError,
     DatabaseAwayError,
     NotReadyError,
     StorageError,
@@ -45,7 +45,6 @@ _LEADER = 0x6470_6C64
 _WRITERS: Final = {Part.ROUNDS: 0x6470_7772, Part.MEMBERS: 0x6470_6D62, Part.REGISTRY: 0x6470_7267}
 """Classes of advisory locks; within them, each schema of a database has its own. Who signs tokens, or enrols
 a device, keeps nobody from counting."""
-_CONNECT_S: Final = 10
 _LONGEST_PAUSE_S: Final = 30
 _OF_SESSIONS: Final = {
     "tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3",
@@ -54,12 +53,6 @@ _OF_SESSIONS: Final = {
     "default_transaction_isolation": "read committed",
 }  # fmt: skip
 _LEAST_VERSION: Final = 120_000
-_SETTINGS_WRONG: Final = re.compile(
-    "authentication failed|no password supplied|does not exist|no pg_hba.conf entry|SSL|could not translate|"
-    "invalid connection option|certificate|not permitted to log in|invalid sslmode",
-    re.IGNORECASE,
-)
-"""What no waiting mends, in messages of a server that speaks English."""
 
 
 class _BinaryArrayDumper(Dumper):
@@ -135,19 +128,11 @@ class _Session(Reader):
 
     def __init__(self, address: PostgresqlAddress, purpose: str) -> None:
         self.name = str(address)
-        try:
-            self.connection: psycopg.Connection[_Row] = psycopg.connect(
-                address.url, password=address.password, autocommit=True, row_factory=_rows,
-                client_encoding="utf8", connect_timeout=_CONNECT_S, application_name=f"dpagent {purpose}",
-                keepalives_idle=10, keepalives_interval=5, keepalives_count=3, tcp_user_timeout=25_000,
-            )  # fmt: skip
-        except psycopg.OperationalError as error:
-            raise _refusal(self.name, error) from error
-        except psycopg.Error as error:  # of the URL
-            raise ConfigurationError(f"store.url {self.name} cannot be used ({_line(error)}).") from error
+        self.connection: psycopg.Connection[_Row] = connected(address, purpose, _rows)
         try:
             self.connection.adapters.register_dumper(BinaryArray, _BinaryArrayDumper)
             with self.errors():
+                require_own_session(self.connection, address)
                 self._prepare()
         except BaseException:
             self.connection.close()
@@ -199,7 +184,7 @@ class _Session(Reader):
             raise self._explained(error) from error
 
     def _explained(self, error: psycopg.Error) -> Exception:
-        name, said = self.name, _line(error)
+        name, said = self.name, line_of(error)
         match error:
             case errors.DiskFull():
                 return StorageError(
@@ -482,18 +467,3 @@ class PostgresqlDatabase(_Session, Database):
 
     def fold_log(self) -> None:
         """See :class:`Database`: there is nothing to do."""
-
-
-def _refusal(name: str, error: psycopg.OperationalError) -> Exception:
-    said = _line(error)
-    if _SETTINGS_WRONG.search(said):
-        return ConfigurationError(
-            f"PostgreSQL at {name} refuses the connection ({said}). Check store.url and store.password_file, "
-            "and that the database exists."
-        )
-    return DatabaseAwayError(f"No PostgreSQL answers at {name} ({said}).")
-
-
-def _line(error: BaseException) -> str:
-    """What the library says, in one line."""
-    return " ".join(str(error).split()).removeprefix("connection failed: ") or type(error).__name__
