@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 
 from cli.configurations import coordinator_settings, find
 from cli.daemons import LogFormat, LogLevel, StopSignals, start_logging
+from cli.interpreter import program
 from cli.options.daemons import FleetConfig, LogFormatOption, LogLevelOption, SetOptions
 from dpagent.errors import ConfigurationError
 
@@ -74,7 +74,7 @@ def _report(file: Path, job: str) -> bytes:
     """The report of a job, made by a program of its own: pictures take memory, which this one gives back."""
     with tempfile.TemporaryDirectory(prefix="dpagent-report-") as directory:
         command = [
-            sys.executable, "-m", "cli.main", "coordinator", "report", "--config", str(file), "--job", job,
+            *program("cli.main"), "coordinator", "report", "--config", str(file), "--job", job,
             "--out", directory,
         ]  # fmt: skip
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 
 from cli.daemons import LogFormat, LogLevel
+from cli.interpreter import program
 from cli.options.daemons import AgentConfig, LogFormatOption, LogLevelOption, SetOptions
 
 
@@ -33,8 +34,7 @@ def run(
         # until that program handles it: the interpreter's start would end with a traceback by Ctrl-C, and the
         # first process of a container would not hear one.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-        words = [sys.executable, "-P", "-m", "cli.agent_program", *words_for(*given)]
-        os.execv(sys.executable, words)
+        os.execv(sys.executable, [*program("cli.agent_program"), *words_for(*given)])
     raise typer.Exit(run_agent(*given))
 
 

@@ -10,12 +10,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final
 
+from cli.interpreter import program
 from dpagent.errors import ConfigurationError
 from dpagent.extras import install_command
 from dpagent.learning.models.spec import ModelSpec
@@ -138,7 +138,7 @@ def _graph(spec: ModelSpec, engines: Sequence[EngineKind]) -> tuple[bytes | None
 def _run(job: dict[str, Any]) -> dict[str, Any]:
     """Run the job in a child process, which never outlives the call."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "cli.bench.worker"],
+        program("cli.bench.worker"),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
     )  # fmt: skip

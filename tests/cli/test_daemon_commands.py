@@ -23,6 +23,7 @@ from commands import command_line, dpagent
 from pictures import folder_of
 from stores import begin_job
 
+import cli
 from coordinator.queue import Queue
 from coordinator.settings import load_fleet_settings
 from coordinator.stepping import Stepper
@@ -225,17 +226,35 @@ def test_daemons_keep_trying_and_stop_when_told(
 
 
 @pytest.mark.parametrize(
-    "start",
-    [[sys.executable, "-m", "cli.main"], [Path(sys.executable).with_name("dpagent")]],
-    ids=["module", "script"],
+    ("start", "options"),
+    [
+        (["-m", "cli.main"], []),
+        ([str(Path(sys.executable).with_name("dpagent"))], ["-P"]),
+        (["-P", "-m", "cli.main"], ["-P"]),
+        (["-W", "error::EncodingWarning", "-m", "cli.main"], ["-Werror::EncodingWarning"]),
+        (["-X", "dev", "-P", "-m", "cli.main"], ["-P", "-X", "dev"]),
+    ],
+    ids=["module", "script", "safe", "warnings", "development"],
 )
 @pytest.mark.usefixtures("executed")
 def test_an_agent_goes_on_as_a_program_without_what_reads_options(
-    tmp_path: Path, start: list[str | Path]
+    tmp_path: Path, start: list[str], options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the same process, with all that was given."""
+    """In the same process, with all that was given, to the interpreter too."""
+    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONSAFEPATH"):
+        monkeypatch.delenv(name, raising=False)  # Which are options by another name.
     file = begun(write_agent(tmp_path))
-    words = [*start, "run", "--config", file, "--log-level", "debug", "--set", "mqtt.keepalive_s=77"]
+    words = [
+        sys.executable,
+        *start,
+        "run",
+        "--config",
+        file,
+        "--log-level",
+        "debug",
+        "--set",
+        "mqtt.keepalive_s=77",
+    ]
     child = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     assert child.stderr is not None
     place = Path(f"/proc/{child.pid}")
@@ -248,10 +267,26 @@ def test_an_agent_goes_on_as_a_program_without_what_reads_options(
         said = child.communicate(timeout=PATIENCE_S)[1]
     assert child.returncode == 0, said
     given = ["debug", "text", "mqtt.keepalive_s=77", ""]
-    assert command[1:] == ["-P", "-m", "cli.agent_program", str(file), *given]
+    assert command[1:] == [*options, "-m", "cli.agent_program", str(file), *given]
     assert name == "dpagent\n"
     assert "_sqlite3" in maps
     assert "pydantic" not in maps
+
+
+@pytest.mark.usefixtures("executed")
+def test_an_agent_of_a_checkout_goes_on_with_the_code_of_that_checkout(tmp_path: Path) -> None:
+    """Before, with what was installed."""
+    checkout = tmp_path / "checkout"
+    shutil.copytree(Path(cli.__file__).parent, checkout / "cli", ignore=shutil.ignore_patterns("__pycache__"))
+    file = checkout / "cli" / "agent_program.py"
+    text = file.read_text()
+    assert text.endswith("    main()\n")
+    file.write_text(text.removesuffix("main()\n") + "sys.exit('of the checkout')\n")
+    words = [sys.executable, "-m", "cli.main", "run", "--config", begun(write_agent(tmp_path))]
+    ended = subprocess.run(
+        words, cwd=checkout, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert ended.stderr == "of the checkout\n"
 
 
 def started_with(

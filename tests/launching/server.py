@@ -155,9 +155,9 @@ def settle(start: Start, descriptors: list[int]) -> None:
 
 
 def become(_python: str, words: Sequence[str]) -> NoReturn:
-    """In place of ``os.execv``, by which a program goes on as another one: ``python -P -m MODULE …``."""
+    """In place of ``os.execv``, by which a program goes on as another one: ``python … -m MODULE …``."""
     show_command([*words])
-    module, arguments = words[3], [*words[4:]]
+    module, *arguments = words[words.index("-m") + 1 :]
     sys.argv = [module, *arguments]
     run_module(module)
     raise SystemExit(0)
