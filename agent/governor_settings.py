@@ -88,7 +88,8 @@ class GovernorSettings(Settings):
     metered."""
     least_free_memory_mib: Annotated[int, Limits(ge=1)] | None = None
     """Memory that other programs must leave for a round to begin, in MiB; what training has by then counts
-    as left. A round that has begun goes on: it has its memory. The records must not lie on a file system in
+    as left. A swap adds none, and one in memory (zram) has taken what it holds, compressed. A round that has
+    begun goes on: it has its memory. The records must not lie on a file system in
     memory (``/dev/shm``, a RAM disk, an overlay root): how much is left would tell of them."""
     least_free_disk_mib: Annotated[int, Limits(ge=1)] | None = None
     """Room on the disk of ``state_dir`` for a round to begin, in MiB. The records must lie on another one
