@@ -26,6 +26,7 @@ def run(
     ledger and publishes noisy fragments. All durable state is in its state directory;
     after a crash, start it again and it continues. `dpagent budget init` begins its ledger, once.
     """
+    from agent.child_programs import LITTLE_MEMORY
     from cli.agent_program import run_agent, words_for
 
     given = config, options or [], log_level, log_format
@@ -34,7 +35,8 @@ def run(
         # until that program handles it: the interpreter's start would end with a traceback by Ctrl-C, and the
         # first process of a container would not hear one.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-        os.execv(sys.executable, [*program("cli.agent_program"), *words_for(*given)])
+        command = [*program("cli.agent_program"), *words_for(*given)]
+        os.execve(sys.executable, command, LITTLE_MEMORY | os.environ)
     raise typer.Exit(run_agent(*given))
 
 

@@ -243,6 +243,7 @@ def test_an_agent_goes_on_as_a_program_without_what_reads_options(
     """In the same process, with all that was given, to the interpreter too."""
     for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONSAFEPATH"):
         monkeypatch.delenv(name, raising=False)  # Which are options by another name.
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "3")  # Which its owner has chosen.
     file = begun(write_agent(tmp_path))
     words = [
         sys.executable,
@@ -261,7 +262,7 @@ def test_an_agent_goes_on_as_a_program_without_what_reads_options(
     try:
         next(line for line in child.stderr if "no broker answers" in line)
         command, maps = (place / "cmdline").read_text().split("\0"), (place / "maps").read_text()
-        name = (place / "comm").read_text()
+        name, variables = (place / "comm").read_text(), (place / "environ").read_text().split("\0")
     finally:
         child.send_signal(signal.SIGTERM)
         said = child.communicate(timeout=PATIENCE_S)[1]
@@ -269,6 +270,7 @@ def test_an_agent_goes_on_as_a_program_without_what_reads_options(
     given = ["debug", "text", "mqtt.keepalive_s=77", ""]
     assert command[1:] == [*options, "-m", "cli.agent_program", str(file), *given]
     assert name == "dpagent\n"
+    assert {"MALLOC_TOP_PAD_=4096", "MALLOC_ARENA_MAX=3"} <= set(variables)
     assert "_sqlite3" in maps
     assert "pydantic" not in maps
 

@@ -31,7 +31,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Final, NoReturn
@@ -149,13 +149,13 @@ def settle(start: Start, descriptors: list[int]) -> None:
         faulthandler.register(signal.SIGUSR1, all_threads=True)
     if start["fault"] is not None:
         arm(start["fault"])
-    os.execv = become  # type: ignore[assignment]
+    os.execve = become  # type: ignore[assignment]
     if start["before"] is not None:
         pickle.loads(bytes.fromhex(start["before"]))()
 
 
-def become(_python: str, words: Sequence[str]) -> NoReturn:
-    """In place of ``os.execv``, by which a program goes on as another one: ``python … -m MODULE …``."""
+def become(_python: str, words: Sequence[str], _environment: Mapping[str, str]) -> NoReturn:
+    """In place of ``os.execve``, by which a program goes on as another one: ``python … -m MODULE …``."""
     show_command([*words])
     module, *arguments = words[words.index("-m") + 1 :]
     sys.argv = [module, *arguments]
