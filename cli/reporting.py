@@ -6,7 +6,6 @@ import io
 import os
 import signal
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +119,8 @@ def _about(error: OSError) -> str:
 
 def _details() -> str:
     """Where the details are of the error that is being handled; empty where they could not be kept."""
+    import tempfile  # with all that packs and unpacks
+
     try:
         with tempfile.NamedTemporaryFile("w", prefix="dpagent-error-", suffix=".log", delete=False) as log:
             traceback.print_exc(file=log)
