@@ -6,7 +6,6 @@ import os
 import resource
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from children import PATIENCE_S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pictures import aged, damaged_inside, encoded, folder_of, noise, write
-from row_boards import Board, contents, expected, named, pictures, table, tables, values_in
+from row_boards import contents, expected, named, pictures, sign_of, table, tables, values_in
 
 from agent import bounded_decoding, decoding, effort
 from agent.bounded_decoding import Outcome
@@ -40,12 +39,6 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(decoding, "decode_apart", counting)
     return counts
-
-
-def sign_of(board: Board) -> tuple[int, int]:
-    """Two numbers that change with the index."""
-    known = (board.state / "records.index").stat()
-    return known.st_ino, known.st_mtime_ns
 
 
 def test_only_what_is_new_or_changed_is_decoded(tmp_path: Path, decoded: list[int]) -> None:
@@ -189,55 +182,6 @@ def test_a_look_that_is_killed_leaves_the_rows_of_before(
     assert values_in(board.look(at_once=True)) == [2, 4, 5]
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_a_record_that_a_killed_look_had_decoded_is_erased_when_it_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
-) -> None:
-    board = pictures(tmp_path)
-    folder_of(board.root, *named(0, 1))
-    board.look(at_once=True)
-    newer = write(board.root / "2" / "2.png", encoded(noise(2)))
-    real = decoding.decode_apart
-
-    def dies(*arguments: Any) -> Any:
-        yield next(real(*arguments))
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(decoding, "decode_apart", dies)
-        with pytest.raises(KeyboardInterrupt):
-            board.look(at_once=at_once)
-    assert noise(2).tobytes() in board.store.rows_file.read_bytes()
-    newer.unlink()
-    assert contents(board.look(at_once=at_once)) == expected(0, 1)
-    assert noise(2).tobytes() not in board.store.rows_file.read_bytes()
-
-
-def test_a_record_that_was_not_finished_in_the_row_of_another_is_erased_when_it_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    board = pictures(tmp_path)
-    folder_of(board.root, *named(0, 1))
-    board.look(at_once=True)
-    (board.root / named(0)[0]).unlink()
-    board.look()
-    newer = write(board.root / "2" / "2.png", encoded(noise(2)))
-    real = decoding.decode_apart
-
-    def late(*arguments: Any) -> Any:
-        for _ in real(*arguments):
-            yield Outcome(0, "late.", is_final=False)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(decoding, "decode_apart", late)
-        board.look()
-    rows = board.store.rows_file.read_bytes()
-    assert [noise(seed).tobytes() in rows for seed in (0, 1, 2)] == [False, True, True]
-    newer.unlink()
-    board.look()
-    assert noise(2).tobytes() not in board.store.rows_file.read_bytes()
-
-
 def test_what_is_decoded_is_published_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "_PUBLISH_S", 0.0)
     board = pictures(tmp_path)
@@ -334,57 +278,6 @@ def test_one_record_more_changes_itself_alone_and_at_the_bound_one_other(
         assert len(used[0] ^ used[1]) <= (1 if len(sets[1]) <= most else 2)
 
 
-@pytest.mark.parametrize("gone", ["one", "all", "the folder"])
-def test_what_its_owner_takes_away_is_erased(tmp_path: Path, gone: str) -> None:
-    board = pictures(tmp_path)
-    folder_of(board.root, *named(0, 1))
-    board.look(at_once=True)
-    if gone == "the folder":
-        board.root.rename(tmp_path / "elsewhere")
-    else:
-        for seed in (0, 1) if gone == "all" else (0,):
-            (board.root / named(seed)[0]).unlink()
-    kept = [noise(1).tobytes()] if gone == "one" else []
-    held = []
-    for _ in range(2):
-        board.look()
-        rows = board.store.rows_file.read_bytes()
-        held.append([noise(seed).tobytes() in rows for seed in (0, 1)])
-    assert held == [[True, True], [False, bool(kept)]]  # a reader may have had it, the first time
-    sign = sign_of(board)
-    assert [one for one, _ in contents(board.look())] == kept
-    assert sign_of(board) == sign
-
-
-def test_a_row_that_its_owner_takes_from_a_table_is_erased(tmp_path: Path) -> None:
-    board = tables(tmp_path)
-    table(board, [1, 2, 77])
-    board.look(at_once=True)
-    table(board, [1, 2])
-    for erased in (False, True):
-        board.look()
-        rows = np.fromfile(board.store.rows_file, np.float32)
-        assert (77.0 not in rows) == erased
-
-
-def test_a_record_whose_row_has_the_checksum_0_is_erased_too(tmp_path: Path) -> None:
-    """0 was what an erased row has, so that this one stayed on the disk for good."""
-    odd = np.frombuffer(bytes.fromhex("9d0ad96d"), "<f4")[0]
-    assert zlib.crc32(odd.tobytes()) == 0
-    for change in ("taken away", "no folder"):
-        (tmp_path / change).mkdir()
-        board = tables(tmp_path / change)
-        write(board.root / "1.csv", f"x,label\n1,1\n{float(odd)!r},1\n".encode())
-        board.look(at_once=True)
-        if change == "taken away":
-            table(board, [1])
-        else:
-            board.root.rename(tmp_path / "elsewhere")
-        for _ in range(2):
-            board.look()
-        assert odd not in np.frombuffer(board.store.rows_file.read_bytes(), "<f4")
-
-
 def test_a_limit_on_address_space_that_a_look_may_need_keeps_the_agent_from_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,23 +316,6 @@ def test_a_look_forgets_what_one_before_it_found_also_where_nothing_is_new(tmp_p
     assert contents(board.look()) == expected(0, 1)
 
 
-def test_at_the_start_what_is_gone_is_erased_at_once(tmp_path: Path) -> None:
-    board = pictures(tmp_path)
-    folder_of(board.root, *named(0, 1))
-    board.look(at_once=True)
-    (board.root / "0" / "0.png").unlink()
-    board.look(at_once=True)
-    assert noise(0).tobytes() not in board.store.rows_file.read_bytes()
-    # Rows of other settings mean something else, and are gone whole.
-    write(board.root / "2" / "2.png", encoded(noise(2)))
-    board.look(at_once=True)
-    (board.root / "2" / "2.png").unlink()
-    pictures(tmp_path, classes=4).look(at_once=True)
-    rows = board.store.rows_file.read_bytes()
-    assert len(rows) == 8 * 12 * 8 * 3
-    assert [noise(seed).tobytes() in rows for seed in (0, 1, 2)] == [False, True, False]
-
-
 def test_what_is_gone_is_used_no_more_and_comes_back(tmp_path: Path) -> None:
     board = pictures(tmp_path)
     folder_of(board.root, *named(0, 1))
@@ -470,24 +346,6 @@ def test_data_that_were_away_for_several_looks_come_back(tmp_path: Path) -> None
     assert left == [2, 0], "a reader may have had them, the first time"
     (tmp_path / "elsewhere").rename(board.root)
     assert values_in(board.look()) == [1, 2]
-
-
-def test_a_look_counts_when_it_is_taken_and_one_that_is_cut_short_leaves_nothing(tmp_path: Path) -> None:
-    board = pictures(tmp_path)
-    folder_of(board.root, *named(0, 1))
-    board.look(at_once=True)
-    (board.root / "1" / "1.png").unlink()
-    write(board.root / "2" / "2.png", encoded(noise(2)))
-    bring_up_to_date(LookOrder(board.settings, board.state, at_once=False))
-    assert contents(board.newest()) == expected(0, 1), "it is done, and does not count yet"
-    held = board.store.rows_file.read_bytes()
-    assert noise(2).tobytes() in held
-    # Its process ends too early.
-    board.store.drop_found()
-    (board.root / "2" / "2.png").unlink()
-    write(board.root / "1" / "1.png", encoded(noise(1)))
-    assert contents(board.look()) == expected(0, 1)
-    assert noise(2).tobytes() not in board.store.rows_file.read_bytes()
 
 
 def test_a_look_beside_training_on_one_core_is_done_when_it_counts_and_training_keeps_its_slots() -> None:
