@@ -6,7 +6,8 @@ import http.client
 import json
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -86,6 +87,19 @@ class PageClient:
         key = self.get("/api/me", **headers).values["order_key"]
         own = {"X_Dpagent_Order": key, "Origin": f"{self.scheme}://{self.host}"}
         return self.post(path, values or {}, **(own | headers))
+
+
+@contextmanager
+def events(page: PageClient) -> Iterator[http.client.HTTPResponse]:
+    """A stream of events, as a browser holds it open."""
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=20)
+    connection.request("GET", "/api/events")
+    answer = connection.getresponse()
+    try:
+        yield answer
+    finally:
+        answer.close()
+        connection.close()
 
 
 class PageServer(PageClient):

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
-import logging
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
-from brokers import wait_until
-from fleets import write_fleet, write_job
-from page_servers import PageServer, next_state
+from fleets import write_job
+from page_servers import PageServer, events, next_state
 from postgresql import Postgresql, new_place
 from stores import BLANK_MODEL, begin, begin_job, open_store
 from token_desks import Desk
@@ -29,42 +23,16 @@ from cli.watching import lines_of
 from coordinator.database.opening import open_database
 from coordinator.database.settings import PostgresqlAddress, StoreSettings
 from coordinator.keys import load_signer
-from coordinator.measurements import Traffic
 from coordinator.page.server import serve
 from coordinator.page.tokens import Role, make_token
 from coordinator.page.view import View
 from coordinator.planning import new_job
 from coordinator.queue import Queue
 from coordinator.queued_job import JobState
-from coordinator.settings import FleetSettings, load_fleet_settings
+from coordinator.settings import FleetSettings
 from coordinator.shared_store import Workers
-from coordinator.store import RoundResult, Store
+from coordinator.store import Store
 from dpagent.errors import ConfigurationError
-from dpagent.learning.inference.evaluation import Evaluation
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> FleetSettings:
-    return load_fleet_settings(write_fleet(tmp_path / "fleet", None, mqtt={"url": "mqtt://nowhere.invalid"}))
-
-
-@pytest.fixture
-def store(settings: FleetSettings) -> Store:
-    """A job with one closed round, and an open one."""
-    store = begin_job(settings, BLANK_MODEL)
-    store.start_round(1, 10.0, 70.0)
-    evaluation = Evaluation(np.array([[3, 1], [0, 2]]), 0.5)
-    store.close_round(
-        1, BLANK_MODEL, RoundResult(evaluation, 0, 1.0, 2.5, 1.25, traffic=Traffic(700, 900)), closed_at=40.0
-    )
-    store.start_round(2, 41.0, 101.0)
-    return store
-
-
-@pytest.fixture
-def page(settings: FleetSettings, tmp_path: Path) -> Iterator[PageServer]:
-    with PageServer(settings, tmp_path / "fleet") as server:
-        yield server
 
 
 def test_an_empty_coordinator_is_shown_as_one(page: PageServer) -> None:
@@ -266,34 +234,6 @@ def test_a_job_is_added_as_by_the_command(page: PageServer, settings: FleetSetti
     assert "bad" not in [each["name"] for each in page.get("/api/state").values["jobs"]]
 
 
-def test_nothing_is_ordered_by_another_site(store: Store, page: PageServer) -> None:
-    key = page.get("/api/me").values["order_key"]
-    path = "/api/jobs/first/cancel"
-    own = f"http://{page.host}"
-    assert page.post(path, {}).status == 403, "without the key"
-    assert page.post(path, {}, X_Dpagent_Order="0" * 64, Origin=own).status == 403
-    assert page.post(path, {}, X_Dpagent_Order=key, Origin="http://evil.example").status == 403
-    assert page.post(path, {}, X_Dpagent_Order=key, Origin="null").status == 403
-    form = page.request(
-        "POST", path, b"with_model=1", X_Dpagent_Order=key, Content_Type="application/x-www-form-urlencoded"
-    )
-    assert form.status == 415
-    assert page.get(path).status in (404, 405)
-    assert (
-        page.request("OPTIONS", path, Origin="http://evil.example").headers.get("access-control-allow-origin")
-        is None
-    )
-    (queued,) = Queue(store.database).jobs()
-    assert queued.state is JobState.RUNNING
-
-
-def test_a_name_that_is_not_its_own_is_refused(page: PageServer) -> None:
-    """As when a site's name leads to this machine: the browser would send what it has for that site."""
-    for path in ("/", "/api/state", "/login", "/metrics"):
-        assert page.get(path, Host="evil.example").status == 421
-    assert page.get("/api/state", Host=f"localhost:{page.port}").status == 200
-
-
 def test_every_answer_has_its_headers(store: Store, page: PageServer) -> None:
     for path in ("/", "/login", "/static/page.js", "/api/state", "/api/nothing", "/metrics", "/static/../x"):
         headers = page.get(path).headers
@@ -321,42 +261,6 @@ def test_static_files_need_no_foreign_host_and_nothing_inline() -> None:
         assert [each for each in (*foreign, *inline, *markup) if each in plain] == [], file
 
 
-def test_a_key_that_no_answer_can_hold_is_refused(page: PageServer) -> None:
-    answer = page.order("/api/jobs", {"name": "x", "text": "y", "\ud800": 1})
-    assert (answer.status, r"\\ud800: expected no key of that name" in answer.body.decode()) == (400, True)
-
-
-def test_too_much_is_refused(page: PageServer) -> None:
-    key = page.get("/api/me").values["order_key"]
-    long = json.dumps({"name": "x", "text": "y" * 70_000}).encode()
-    assert page.request("POST", "/api/jobs", long, X_Dpagent_Order=key).status == 413
-    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=20)
-    chunks = (b"y" * 8_192 for _ in range(16))
-    headers = {"X-Dpagent-Order": key, "Content-Type": "application/json"}
-    connection.request("POST", "/api/jobs", chunks, headers, encode_chunked=True)
-    assert connection.getresponse().status == 408
-    connection.close()
-    with socket.create_connection(("127.0.0.1", page.port), timeout=20) as endless:
-        endless.sendall(b"GET /api/state HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
-        with contextlib.suppress(ConnectionError):
-            for _ in range(64):
-                endless.sendall(b"z" * 16_384)
-        assert b"200 OK" not in read_all(endless)
-
-
-@contextmanager
-def events(page: PageServer) -> Iterator[http.client.HTTPResponse]:
-    """A stream of events, as a browser holds it open."""
-    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=20)
-    connection.request("GET", "/api/events")
-    answer = connection.getresponse()
-    try:
-        yield answer
-    finally:
-        answer.close()
-        connection.close()
-
-
 def test_what_changes_is_sent(store: Store, page: PageServer) -> None:
     with events(page) as answer:
         assert (answer.getheader("content-type") or "").startswith("text/event-stream")
@@ -365,63 +269,6 @@ def test_what_changes_is_sent(store: Store, page: PageServer) -> None:
         until = time.monotonic() + 20
         while "malformed" not in json.dumps(next_state(answer)):
             assert time.monotonic() < until
-
-
-def test_there_is_an_end_of_viewers(settings: FleetSettings, store: Store, tmp_path: Path) -> None:
-    with PageServer(settings, tmp_path / "fleet", most_viewers=2) as page:
-        with events(page) as first, events(page) as second:
-            next_state(first)
-            next_state(second)
-            with events(page) as refused:
-                assert refused.status == 503
-            assert page.get("/api/state").status == 200
-
-        def is_let_in() -> bool:
-            with events(page) as answer:
-                return answer.status == 200
-
-        wait_until(is_let_in, "the place of a viewer that left")
-
-
-def test_a_connection_without_a_request_is_cut(
-    settings: FleetSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(coordinator.page.server, "REQUEST_S", 0.3)
-    with PageServer(settings, tmp_path / "fleet") as page:
-        for sent in (b"", b"GET /api/state HTTP/1.1\r\nHost: localhost\r\nX-Slow: ", b"\x16\x03\x01"):
-            with socket.create_connection(("127.0.0.1", page.port), timeout=20) as connection:
-                connection.sendall(sent)
-                assert b"200 OK" not in read_all(connection)
-        assert page.get("/api/state").status == 200
-
-
-def read_all(connection: socket.socket) -> bytes:
-    data = b""
-    try:
-        while part := connection.recv(4_096):
-            data += part
-    except ConnectionResetError:
-        pass
-    return data
-
-
-def test_whoever_fills_the_connections_keeps_nobody_else_out_for_long(
-    settings: FleetSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(coordinator.page.server, "_MOST_CONNECTIONS", 4)
-    monkeypatch.setattr(coordinator.page.server, "REQUEST_S", 0.5)
-    with PageServer(settings, tmp_path / "fleet", most_viewers=1) as page:
-        held = [socket.create_connection(("127.0.0.1", page.port)) for _ in range(12)]
-        wait_until(lambda: answers(page), "a place")
-        for each in held:
-            each.close()
-
-
-def answers(page: PageServer) -> bool:
-    try:
-        return page.get("/login").status == 200
-    except (OSError, http.client.HTTPException):
-        return False
 
 
 def test_a_page_that_others_reach_needs_a_token(settings: FleetSettings, tmp_path: Path) -> None:
@@ -484,35 +331,3 @@ def test_downloads(store: Store, page: PageServer, settings: FleetSettings) -> N
     assert page.get("/api/audit").status == 409, "there are no members"
     for name in ("%2e%2e", "..%2f..%2fkeys", "first%00"):
         assert page.get(f"/api/jobs/{name}/model").status == 404, name
-
-
-def test_a_failure_of_the_page_is_no_traceback_to_anybody(
-    store: Store, settings: FleetSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(job: str) -> bytes:
-        raise RuntimeError("a secret of the program")
-
-    with PageServer(settings, tmp_path / "fleet", fail) as page:
-        answer = page.get("/api/jobs/first/report")
-    assert answer.status == 500
-    assert b"secret" not in answer.body
-    assert "a request failed" in caplog.text
-
-
-def test_hostile_texts_stay_texts(settings: FleetSettings, page: PageServer) -> None:
-    """A class name, a reason: whatever they are, they are strings of JSON with no markup of their own."""
-    hostile = "</script><img src=x onerror=alert(1)>"
-    store = begin_job(settings, BLANK_MODEL)
-    Queue(store.database).halt(store.number, hostile)
-    answer = page.get("/api/state")
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.values["jobs"][0]["trouble"] == hostile
-
-
-def test_the_log_of_a_stranger_is_short(page: PageServer, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        for _ in range(20):
-            with socket.create_connection(("127.0.0.1", page.port), timeout=20) as connection:
-                connection.sendall(b"rubbish\r\n\r\n")
-                read_all(connection)
-    assert "Invalid HTTP" not in caplog.text
