@@ -184,12 +184,15 @@ def presence_of(program: Program | None) -> Presence:
 
 
 def _started(pid: int) -> int | None:
-    """When a process was started, in ticks; None if it is hidden from this user."""
+    """When a process was started, in ticks.
+
+    None: it is hidden from this user; -1: it has ended, and nobody has waited for it.
+    """
     try:
         # The name, in brackets, may hold anything.
-        return int(
-            (_PROC / f"{pid}/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()[19]
-        )
+        text = (_PROC / f"{pid}/stat").read_text("utf-8", errors="replace")
+        fields = text.rpartition(")")[2].split()
+        return -1 if fields[0] == "Z" else int(fields[19])
     except (OSError, IndexError, ValueError):
         return None
 

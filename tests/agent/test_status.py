@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,8 @@ from clocks import MovableClock
 
 from agent.governor_settings import next_change
 from agent.status import Doing, Link, RoundStatus, Status, StatusFile, presence_of, read_status
-from dpagent.status_file import Presence
+from dpagent.status_file import Presence, Program
+from dpagent.status_file import presence_of as presence_in
 
 URL, TOPIC = "mqtt://broker:1883", "dpagent/v1/meadow/plan"
 CONNECTED = Status(Link.CONNECTED, URL, TOPIC)
@@ -47,6 +49,17 @@ def test_it_is_read_as_it_was_written_with_its_time_and_program(state: Path) -> 
     assert found == replace(TRAINING, written_at=1_000.0, program=found.program)
     assert presence_of(found) is Presence.RUNS
     assert (state / "status.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_process_that_ended_and_that_nobody_waited_for_does_not_run() -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    started = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
+    program = replace(Program.this(), pid=child.pid, started=started)
+    assert presence_in(program) is Presence.RUNS
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert presence_in(program) is Presence.KILLED
+    child.wait()
 
 
 def test_with_a_directory_in_memory_nothing_but_a_link_is_on_the_disk(state: Path, memory: Path) -> None:
