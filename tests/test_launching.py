@@ -89,6 +89,15 @@ def test_a_signal_that_ends_a_program_is_its_code(
     assert process.poll() == -number
 
 
+def test_what_was_waited_for_is_gone(waiting: Callable[..., subprocess.Popen[bytes]]) -> None:
+    for _ in range(20):
+        process = waiting()
+        process.kill()
+        process.wait(60)
+        with pytest.raises(ProcessLookupError):
+            os.kill(process.pid, 0)
+
+
 def test_descriptors_session_and_directory_are_those_that_were_asked_for(
     waiting: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:

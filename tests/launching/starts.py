@@ -195,6 +195,10 @@ class Popen(subprocess.Popen[Any]):
             return 0, 0
         with self._connection as connection:
             said = connection.recv(NUMBER.size)
+            # It is a zombie until the server has waited for it, which closes its end then.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(1)
         # Without its last word, the server was ended, and took all forks along.
         return self.pid, NUMBER.unpack(said)[0] if said else signal.SIGKILL
 
