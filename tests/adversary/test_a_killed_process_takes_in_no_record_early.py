@@ -29,6 +29,7 @@ from brokers import wait_until
 from children import PATIENCE_S
 from devices import WEIGHTS
 from fleets import make_plan, terms
+from neighbours import is_looking
 from pictures import folder_of, write
 
 from agent.rows import RowStore
@@ -67,13 +68,13 @@ def test_what_a_look_found_counts_at_its_time_whatever_has_ended_the_training_pr
     assert worker.update().result(PATIENCE_S).failure is None
     worker.look()
     if is_done:
-        wait_until((tmp_path / "state" / "records.found").exists, "the end of the look")
+        wait_until(lambda: not is_looking(looks), "the end of the look")
     kill(worker)
     assert counted_in_a_round(worker) == 10, "it does not count yet"
     looks.counts_after_s = looks._lasts_s()
     if not is_done:
         assert counted_in_a_round(worker) == 10, "it has not ended"
-        wait_until((tmp_path / "state" / "records.found").exists, "the end of the look")
+        wait_until(lambda: not is_looking(looks), "the end of the look")
     kill(worker)
     assert counted_in_a_round(worker) == 15
 
@@ -95,7 +96,7 @@ def test_a_round_that_ends_before_its_update_leaves_what_the_look_found_to_the_n
     folder_of(tmp_path / "photos", *(f"{number}/b.png" for number in range(5)), **PICTURE)
     worker.update().result(PATIENCE_S)
     worker.look()
-    wait_until((tmp_path / "state" / "records.found").exists, "the end of the look")
+    wait_until(lambda: not is_looking(looks), "the end of the look")
     looks.counts_after_s = 0.0
     worker.prepare(ORDER).result(PATIENCE_S)
     assert worker._running is not None
