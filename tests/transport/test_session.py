@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -63,6 +63,27 @@ def deliver(sender: MqttSession, receiver: MqttSession, topic: str, payload: byt
     wait_until(arrives, f"a message on {topic}")
 
 
+def retain(case: Case, topic: str, kept: Sequence[tuple[str, bytes]]) -> None:
+    """Have the broker keep messages.
+
+    amqtt acknowledges a message before it keeps it. It takes those of one client in order: when it has sent
+    on a later one, it keeps all before.
+    """
+    broker, changes = case
+    with broker.session(client(), f"{topic}/after", **changes) as sender:
+        wait_for(sender, Connected)
+        for name, payload in kept:
+            sender.publish(name, payload, retain=True)
+        deliver(sender, sender, f"{topic}/after", b"all are kept")
+
+
+def take_all(receiver: MqttSession, topics: Sequence[str]) -> None:
+    """Wait for a message on each; amqtt sends some of them twice."""
+    missing = {*topics}
+    while missing:
+        missing.discard(wait_for(receiver, Received).topic)
+
+
 def test_a_message_reaches_a_subscriber_and_is_acknowledged(changes_of_broker: Case, topic: str) -> None:
     broker, changes = changes_of_broker
     payload = bytes(range(256)) * 200
@@ -92,12 +113,7 @@ def test_every_publication_is_acknowledged_by_its_own_handle(changes_of_broker: 
 
 def test_a_late_subscriber_gets_what_was_retained(changes_of_broker: Case, topic: str) -> None:
     broker, changes = changes_of_broker
-    with broker.session(client(), **changes) as sender:
-        wait_for(sender, Connected)
-        sender.publish(topic, b"old", retain=True)
-        handle = sender.publish(topic, b"kept", retain=True)
-        while wait_for(sender, Acknowledged).handle != handle:
-            pass
+    retain(changes_of_broker, topic, [(topic, b"old"), (topic, b"kept")])
     with broker.session(client(), topic, **changes) as receiver:
         assert wait_for(receiver, Received) == Received(topic, b"kept")
 
@@ -118,20 +134,17 @@ def test_only_what_was_subscribed_to_arrives(changes_of_broker: Case, topic: str
 def test_a_session_follows_what_it_is_told_on_each_connection(changes_of_broker: Case, topic: str) -> None:
     broker, changes = changes_of_broker
     names = [f"{topic}/{number}" for number in range(20)]
+    retain(changes_of_broker, topic, [(name, name.encode()) for name in names])
     with broker.session(client(), **changes) as sender:
         wait_for(sender, Connected)
-        handles = {sender.publish(name, name.encode(), retain=True) for name in names}
-        while handles:
-            handles.discard(wait_for(sender, Acknowledged).handle)
         receiver = broker.session(client(), **changes)
         for _ in range(2):
             with receiver:
                 receiver.follow(names)
-                missing = {*names}
-                while missing:  # amqtt sends some of them twice
-                    missing.discard(wait_for(receiver, Received).topic)
+                take_all(receiver, names)
                 receiver.follow(names[5:])
                 receiver.ask_again()
+                take_all(receiver, names[5:])
                 sender.publish(names[0], b"not followed any more")
                 deliver(sender, receiver, names[9], b"end")
 
