@@ -17,6 +17,7 @@ from cli.custody import StateDir, ledger_files
 from cli.options.daemons import AgentConfig
 from cli.output import write_json
 from cli.tables import print_table
+from dpagent.notation import downwards, upwards
 from dpagent.schema.json_values import json_values
 from dpagent.wording import counted
 
@@ -183,7 +184,7 @@ def show(
     for lost in ledger.write_offs:
         typer.echo(
             f"Written off of {lost.dataset!r} when the ledger was restored, {lost.written_at}: "
-            f"ε = {lost.epsilon:.4f}, δ = {lost.delta:g}."
+            f"ε = {upwards(lost.epsilon, 4)}, δ = {lost.delta:g}."
         )
     for row in declined:
         typer.echo(f"Declined round {row['round']} of job {row['job'][:8]}: {row['reason']}")
@@ -213,7 +214,7 @@ def _print_accounts(ledger: VerifiedLedger, datasets: Mapping[str, Mapping[str, 
                     _bound(row["epsilon_spent"]),
                     _bound(row["epsilon_reserved"]),
                     f"{row['epsilon_budget']:g}",
-                    f"{row['epsilon_left']:.4f}",
+                    downwards(row["epsilon_left"], 4),
                     f"{row['delta_left']:g}",
                     str(row["charges"]),
                     str(len(row["jobs"])),
@@ -229,7 +230,7 @@ def _print_accounts(ledger: VerifiedLedger, datasets: Mapping[str, Mapping[str, 
 
 
 def _bound(epsilon: float) -> str:
-    return f"{epsilon:.4f}" if math.isfinite(epsilon) else "no bound"
+    return upwards(epsilon, 4) if math.isfinite(epsilon) else "no bound"
 
 
 @app.command()

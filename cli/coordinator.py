@@ -24,6 +24,7 @@ from cli.page import page_token, serve
 from cli.report import report
 from cli.tables import print_table
 from cli.watching import watch
+from dpagent.notation import upwards
 from dpagent.schema.json_values import json_values
 from dpagent.wording import counted
 
@@ -213,7 +214,7 @@ def status(
                     "open" if not r.is_over else "given up" if r.given_up_at else f"{r.noise_multiplier:.3f}",
                     ""
                     if r.epsilon is None
-                    else f"{r.epsilon:.4f}"
+                    else upwards(r.epsilon, 4)
                     if math.isfinite(r.epsilon)
                     else "no bound",
                     "" if r.accuracy is None else f"{r.accuracy:.2%}",

@@ -1,4 +1,4 @@
-"""How programs write a bound for people: rounded up, in few digits."""
+"""How programs write a bound for people, rounded up, and what is left of one, rounded down: in few digits."""
 
 from __future__ import annotations
 
@@ -24,3 +24,17 @@ def upwards(value: float, decimals: int = 3) -> str:
         decimals = _SIGNIFICANT - 1 - math.floor(math.log10(value))
     scale = 10.0**decimals
     return f"{math.ceil(value * scale - 1e-6) / scale:.{decimals}f}"
+
+
+def downwards(value: float, decimals: int = 3) -> str:
+    """What is left of a bound, rounded down to ``decimals``.
+
+    Args:
+        value: at least 0.
+        decimals: digits after the point.
+
+    >>> downwards(1.5009), downwards(49.99999)
+    ('1.500', '49.999')
+    """
+    scale = 10.0**decimals
+    return f"{math.floor(value * scale + 1e-6) / scale:.{decimals}f}"

@@ -7,6 +7,7 @@ from typing import Any, Final
 import typer
 
 from cli.tables import print_table
+from dpagent.notation import upwards
 from dpagent.wording import counted
 
 _WITH: Final = {"shuffler": " if nobody links fragments", "none": ", nobody trusted"}
@@ -23,7 +24,7 @@ def print_summary(results: dict[str, Any]) -> None:
         baseline += f" (after {counted(len(history), 'round')}, when its time was over)"
     # A device charged for a round that was not closed has spent more than the closed rounds say.
     figures = [*privacy["epsilon_spent"][-1:], *(d["epsilon_spent"] for d in privacy["ledgers"])]
-    spent = f"{max([0.0, *figures]):.4f} of {privacy['epsilon_target']:g}"
+    spent = f"{upwards(max([0.0, *figures]), 4)} of {privacy['epsilon_target']:g}"
     if privacy["statement"]["guarantee"] == "none":
         spent = "no bound: nothing is guaranteed"
     print_table(
@@ -50,7 +51,7 @@ def print_summary(results: dict[str, Any]) -> None:
             ["unit, adjacency", f"{privacy['unit']}, {privacy['adjacency']}"],
             ["trusted parties", privacy["trust"]],
             *(
-                [f"ε of the {column['unit']}{_WITH[column['trust']]}", f"{column['epsilon']:.4f}"]
+                [f"ε of the {column['unit']}{_WITH[column['trust']]}", upwards(column["epsilon"], 4)]
                 for column in privacy["columns"][1:]
                 if column["unit"] != "coordinate"
             ),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from commands import Result, dpagent
-from fleets import agent_values, make_plan, records, report_plan
+from fleets import agent_values, make_plan, records, report_plan, terms
 from ledgers import BUDGET, DATASET, charge_and_spool, charge_for, open_state
 
 from agent.charges import Budget
@@ -43,6 +43,24 @@ def test_show_says_what_its_figures_refer_to(state_dir: Path) -> None:
     assert Adjacency.ADD_OR_REMOVE_ONE in first
     assert Trust.NONE.meaning in first
     assert DATASET in result.stdout
+
+
+def test_no_table_shows_less_than_was_spent_or_more_than_is_left(tmp_path: Path) -> None:
+    """Of a small job, four digits behind the point say nothing, and one that is rounded to the nearest too
+    little."""
+    state, path = open_state(tmp_path / "state"), str(tmp_path / "state")
+    cheap = terms(noise_multipliers=[9_000.0], resolution=1024, rate=1.0, delta=1e-9)
+    charge = charge_for(make_plan(**cheap), records(20), state.ledger)
+    charge_and_spool(state, charge, [])
+    state.close()
+    assert round(charge.job_epsilon, 4) < charge.job_epsilon < 1e-3, "else this shows nothing"
+    row = next(line.split() for line in budget("show", "--state-dir", path).stdout.splitlines()
+               if line.startswith(DATASET))  # fmt: skip
+    spent, reserved, _, left = map(float, row[1:5])
+    assert min(spent, reserved) >= charge.job_epsilon
+    assert left <= BUDGET.epsilon - charge.job_epsilon
+    exported = budget("export", "--state-dir", path).stdout.splitlines()[-1].split()
+    assert float(exported[-2]) >= charge.cumulative_epsilon
 
 
 def test_statement_is_of_what_is_reserved(state_dir: Path) -> None:

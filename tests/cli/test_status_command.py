@@ -108,7 +108,7 @@ def test_a_round_is_seen_from_its_plan_to_its_receipts(announcer: Announcer, boa
 
         turns_up("awaits", f"a plan on dpagent/v1/{fleet}/plan")
         assert says(board, "agent", "runs, connected to mqtt://127.0.0.1:")
-        assert lines(board)["budget"].startswith("digits: ε = 0.000 spent and 0.000 reserved of 4; 4 and")
+        assert lines(board)["budget"].startswith("digits: ε = 0.000 spent and 0.000 reserved of 4; 4.000 and")
         assert lines(board)["last receipt"] == "none yet"
         announcer.announce(plan)
         turns_up("awaits", "the model of the round, in chunks")
@@ -183,7 +183,7 @@ def test_a_board_on_which_none_has_run(tmp_path: Path) -> None:
     assert lines(file)["model"] == "none yet; it comes when a job is finished"
     assert "round" not in lines(file)
     assert "awaits" not in lines(file)
-    assert says(file, "budget", "4 and δ = 0.0001 are left")
+    assert says(file, "budget", "4.000 and δ = 0.0001 are left")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"link": "flying"}', bytes(70_000)])
