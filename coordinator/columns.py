@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
 
 from coordinator.job import Job
 from coordinator.reader import RoundRecord, least_counted_in
+from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.mechanisms.two_point_budget import bit_statement, fragments_statement
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.privacy.statement import BudgetStatement
+
+ENDS_THERE: Final = (
+    "The job ends after these rounds whatever came of them. Ended in the light of that, it costs what all of "
+    "its rounds do."
+)
+"""Of a figure for the rounds so far: tight composition of a part is no bound at a moment that is chosen by
+what came before (``docs/privacy.md``, section 3)."""
 
 
 def spent_columns(job: Job, *, rounds: int, epsilon: float, devices: int) -> tuple[BudgetStatement, ...]:
@@ -26,6 +36,14 @@ def spent_columns(job: Job, *, rounds: int, epsilon: float, devices: int) -> tup
         epsilon: that they have spent, by the job's own accounting.
         devices: whose fragments counted in each block of each of these rounds, at the least.
     """
+    columns = _spent(job, rounds, epsilon, devices)
+    # What a bounded cap costs is added up, which is a bound whenever the job ends.
+    if rounds == len(job.epsilon_by_round) or job.noise.mechanism is TruncatedLaplace:
+        return columns
+    return tuple(replace(each, assumptions=(*each.assumptions, ENDS_THERE)) for each in columns)
+
+
+def _spent(job: Job, rounds: int, epsilon: float, devices: int) -> tuple[BudgetStatement, ...]:
     noise, delta = job.noise, job.delta
     own = noise.mechanism.job_statement(epsilon, delta)
     if job.device is not None and rounds:

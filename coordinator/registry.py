@@ -213,7 +213,7 @@ class Registry:
         return spent_by(self.database, devices)
 
     def price(self, job: bytes, number: int) -> list[dict[str, Any]]:
-        """What a round brings its job to, in each column, as statements."""
+        """What a job costs who is granted a round of it, in each column, as statements."""
         row = self.database.execute(
             "SELECT columns FROM prices WHERE job = ? AND round = ?", (job, number)
         ).fetchone()
@@ -232,7 +232,7 @@ def _entry(row: Row) -> Entry:
 
 
 def spent_by(database: Reader, devices: Sequence[str]) -> list[Spent]:
-    """See :meth:`Registry.spent`: of each job the last round that was granted, which bounds all before it."""
+    """See :meth:`Registry.spent`: of each job by the last round that was granted."""
     marks = ", ".join("?" * len(devices))
     rows = database.execute(
         f"""SELECT last.job, last.rounds, prices.columns FROM (

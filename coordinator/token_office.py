@@ -138,8 +138,10 @@ class TokenOffice:
             self._job.id.hex(), number, self._settings.linkability, self.tokens, self._sealing_key,
             key.modulus.to_bytes(256, "big"),
         )  # fmt: skip
-        epsilon = self._job.epsilon_by_round[number - 1]
-        columns = spent_columns(self._job, rounds=number, epsilon=epsilon, devices=1)
+        # Of the whole job, which boards reserve with their first round: it may end in the light of its
+        # results, and then no smaller figure is a bound.
+        whole = self._job.epsilon_by_round
+        columns = spent_columns(self._job, rounds=len(whole), epsilon=whole[-1], devices=1)
         self._registry.add_key(announced, key.to_bytes(), columns)
 
     def _update_list(self) -> None:

@@ -15,5 +15,6 @@ class TokenSettings(Settings):
     rounds_ahead: Annotated[int, Limits(ge=0, lt=MAX_ROUNDS_AHEAD)] = 3
     """Rounds after the open one whose tokens devices may ask for."""
     device_epsilon: Annotated[float, Limits(gt=0, le=1000)] | None = None
-    """Largest ε that a device may be granted over all jobs of the fleet, in each column of its own; beyond it
-    a device gets no tokens. By default the devices' own budgets are the only limit."""
+    """Largest ε that a device may be granted over all jobs of the fleet, of which each counts as a whole, in
+    each column of its own; beyond it a device gets no tokens. By default the devices' own budgets are the
+    only limit."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fleets import write_fleet
 
-from coordinator.columns import spent_columns
+from coordinator.columns import ENDS_THERE, spent_columns
 from coordinator.planning import new_job
 from coordinator.settings import load_fleet_settings
 from dpagent.privacy.statement import Adjacency, Trust, Unit
@@ -55,3 +56,17 @@ def test_fragments_that_tokens_link_do_not_hide_among_others(tmp_path: Path) -> 
         columns = spent_columns(new_job(load_fleet_settings(file)), rounds=2, epsilon=4.0, devices=500)
         assert len(columns) == scopes
         assert (Trust.SHUFFLER in {each.trust for each in columns}) is (linkability != "round")
+
+
+def test_a_job_that_ends_early_is_a_bound_if_that_was_settled_before(tmp_path: Path) -> None:
+    """But for one whose rounds are added up."""
+    caps: list[dict[str, Any]] = [{"kind": "none"}, {"kind": "bounded"}]
+    for number, cap in enumerate(caps):
+        privacy = {"method": "incrementing", "noise": "laplace"}
+        file = write_fleet(tmp_path / str(number), None, privacy=privacy, cap=cap)
+        job = new_job(load_fleet_settings(file))
+        (early,), (whole,) = (
+            spent_columns(job, rounds=rounds, epsilon=2.0, devices=2) for rounds in (1, job.rounds)
+        )
+        assert (ENDS_THERE in early.assumptions) is (cap["kind"] == "none")
+        assert ENDS_THERE not in whole.assumptions

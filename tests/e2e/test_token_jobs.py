@@ -19,6 +19,7 @@ from watched_fleets import charges
 from agent.audit import verify
 from coordinator.database.schema import Part
 from coordinator.queued_job import JobState
+from coordinator.registry import RegistryReader
 from dpagent.protocol.issuing import Verdict
 
 TIMES = {"compute_slot_s": 0.5, "jitter_window_s": 0.5, "deadline_s": 600.0}
@@ -67,10 +68,17 @@ def test_a_job_runs_with_tokens(tmp_path: Path, new_broker: Any, linkability: st
     own = [message for message in observer.seen if "/receipts/" in message.topic]
     assert len({message.topic for message in own}) >= 2 * ROUNDS * (fleet.blocks + 1)
     assert {len(message.payload) for message in own} == {16}
+    with contextlib.closing(RegistryReader(fleet.members_dir)) as reader:
+        prices = [columns[0]["epsilon"] for _, _, columns in reader.prices()]
     for file in files:
         assert rows(file, "SELECT state, count(*) FROM fragments GROUP BY state") == [
             ("counted", ROUNDS * fleet.blocks)
         ]
+        # Each round is granted at what a board's own ledger reserves, whenever the job ends.
+        ((reserved,),) = rows(
+            file, "SELECT DISTINCT body ->> 'job_epsilon' FROM entries WHERE kind = 'charge'"
+        )
+        assert prices == pytest.approx([reserved] * ROUNDS)
 
 
 def declined(fleet: TokenFleet, number: int) -> set[int]:
