@@ -23,7 +23,8 @@ _FLOAT, _BOOL = 1, 9  # TensorProto.DataType
 _GRAPH, _TRAINING, _FUNCTIONS = 7, 20, 25  # of ModelProto
 _NODE, _INITIALIZER, _ENTRY, _SPARSE = 1, 5, 11, 15  # of GraphProto
 _INPUT, _OUTPUT, _OPERATOR, _ATTRIBUTE, _DOMAIN = 1, 2, 4, 5, 7  # of NodeProto
-_NAME, _NUMBER, _TENSOR = 1, 3, 5  # of AttributeProto; the first of ValueInfoProto, too
+_NAME, _NUMBER, _TENSOR, _KIND = 1, 3, 5, 20  # of AttributeProto; the first of ValueInfoProto, too
+_IS_TENSOR: Final = 4
 _WITHIN: Final = (6, 11, 22, 23)  # of AttributeProto: graphs, and sparse tensors
 _TYPE, _FLOATS, _TENSOR_NAME, _RAW = 2, 4, 8, 9  # of TensorProto
 _NONE: Final[_Parts] = defaultdict(list)
@@ -44,11 +45,13 @@ def require_even_work(where: str, model: bytes) -> None:
     if parts[_TRAINING] or parts[_FUNCTIONS] or graph[_SPARSE]:
         raise DataError(f"{where} holds functions, training or sparse constants; expected a plain graph.")
     constants = {_text(each, _TENSOR_NAME): each for each in map(_parts, graph[_INITIALIZER])}
+    if len(constants) < len(graph[_INITIALIZER]):
+        raise DataError(f"{where} has two constants of one name; expected a model that dpagent exported.")
     # Names of what hangs on no input, and whether that is of a type that inputs may be mixed with.
     fixed = {"": True} | {name: _is_plain(each) for name, each in constants.items()}
     known = {*fixed, *(_text(each, _NAME) for each in map(_parts, graph[_ENTRY]))}
     for node in map(_parts, graph[_NODE]):
-        operator, inputs = _text(node, _OPERATOR), [_name(each) for each in node[_INPUT]]
+        operator, inputs, outputs = _text(node, _OPERATOR), _texts(node, _INPUT), _texts(node, _OUTPUT)
         attributes = {_text(each, _NAME): each for each in map(_parts, node[_ATTRIBUTE])}
         tensor, to = (attributes.get(name, _NONE) for name in ("value", "to"))
         if _text(node, _DOMAIN) not in ("", "ai.onnx") or operator not in FREE | FIXED_INPUTS.keys():
@@ -56,22 +59,25 @@ def require_even_work(where: str, model: bytes) -> None:
         is_odd = any(each[number] for each in attributes.values() for number in _WITHIN)
         if is_odd or "activations" in attributes or len(attributes) < len(node[_ATTRIBUTE]):
             raise _odd(where, operator, "holds a graph, sparse constants or activations of its own")
-        names = {_name(each) for each in node[_OUTPUT]} - {""}
+        if operator == "Constant" and len(attributes) > 1:  # ONNX Runtime takes the first.
+            raise _odd(where, operator, "has several values")
+        names = set(outputs) - {""}
         if names & known or not known.issuperset(inputs):
             raise _odd(where, operator, "makes what is there already, or takes what is not")
         known |= names
         places = FIXED_INPUTS.get(operator, ())
         mixed = [name for place, name in enumerate(inputs) if place not in places]
         is_plain = all(fixed.get(name, True) for name in mixed)
-        tensor = _whole(tensor, _TENSOR)
+        # Of an attribute, ONNX Runtime takes the part of its kind, whatever else there is.
+        tensor = _whole(tensor, _TENSOR) if tensor[_KIND][-1:] == [_IS_TENSOR] else _NONE
         if operator == "Cast":
             is_plain = to[_NUMBER][-1:] in ([_FLOAT], [_BOOL])
         elif operator in ("Constant", "ConstantOfShape"):
-            is_plain = _is_plain(tensor) if tensor else operator == "ConstantOfShape"
+            is_plain = _is_plain(tensor) if attributes else operator == "ConstantOfShape"
         if operator in ("Shape", "Size") or fixed.keys() >= set(inputs):
             fixed |= dict.fromkeys(names, is_plain and operator not in ("Shape", "Size", "Range"))
             constants |= {name: tensor for name in names if operator == "Constant"}
-        elif not is_plain or (operator == "MaxPool" and len(names) > 1):
+        elif not is_plain or (operator == "MaxPool" and any(outputs[1:])):
             raise _odd(where, operator, "makes or takes other numbers than float32 beside an input")
         elif any(name not in fixed for place, name in enumerate(inputs) if place in places):
             raise _odd(where, operator, "takes its shapes or places of an input")
@@ -101,13 +107,15 @@ def _whole(parts: _Parts, number: int) -> _Parts:
     return _parts(some[0] if len(some) == 1 else memoryview(b"".join(some)))
 
 
-def _name(value: _Value) -> str:
-    return bytes(value).decode(errors="surrogateescape") if isinstance(value, memoryview) else ""
+def _texts(parts: _Parts, number: int) -> list[str]:
+    """Texts, in their order. What has their number and is none, any reader passes over."""
+    found = (each for each in parts[number] if isinstance(each, memoryview))
+    return [bytes(each).decode(errors="surrogateescape") for each in found]
 
 
 def _text(parts: _Parts, number: int) -> str:
     """A text; of several, the last, as any reader has it."""
-    return next((_name(each) for each in reversed(parts[number]) if isinstance(each, memoryview)), "")
+    return (_texts(parts, number) or [""])[-1]
 
 
 def _is_plain(tensor: _Parts) -> bool:
@@ -115,6 +123,8 @@ def _is_plain(tensor: _Parts) -> bool:
 
 
 def _value(tensor: _Parts) -> float | None:
-    """The one number of a constant."""
-    data = b"".join(each for each in (*tensor[_RAW], *tensor[_FLOATS]) if isinstance(each, memoryview))
-    return float(struct.unpack("<f", data)[0]) if _is_plain(tensor) and len(data) == 4 else None
+    """The one number of a constant; None of one that has several, also where they stand one by one."""
+    some = [*tensor[_RAW], *tensor[_FLOATS]]
+    data = b"".join(each for each in some if isinstance(each, memoryview))
+    is_one = len(some) == 1 and len(data) == 4
+    return float(struct.unpack("<f", data)[0]) if _is_plain(tensor) and is_one else None
