@@ -246,9 +246,12 @@ class _Computed:
         with disk_errors(file):
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
+                # All that was taken for the most records that there may be: else a place that fails would be
+                # written to, and all features be lost, from one record on.
+                room = max(os.fstat(descriptor).st_size - _HEAD_BYTES, 0)
                 for data, offset in (
                     (b"", 0),  # Until both are there, nothing counts.
-                    (self.digests.tobytes(), _HEAD_BYTES),
+                    (self.digests.tobytes().ljust(room, b"\0"), _HEAD_BYTES),
                     (json.dumps(values).encode(), 0),
                 ):
                     overwrite(descriptor, data.ljust(_HEAD_BYTES) if not offset else data, offset)

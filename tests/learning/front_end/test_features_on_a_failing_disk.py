@@ -9,8 +9,9 @@ import pytest
 from failing_disks import Fault, fails_at
 from numpy.typing import NDArray
 
+from dpagent.errors import StorageError
 from dpagent.learning.data.dataset import ArrayDataset
-from dpagent.learning.front_end.features import FeatureSet, FrontEnd, forget_features, has_features
+from dpagent.learning.front_end.features import FeatureSet, FrontEnd, forget_features, has_features, reserve
 from dpagent.learning.models.layers import Dense, Tanh
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import RandomLayers
@@ -52,3 +53,23 @@ def test_a_place_that_fails_costs_the_record_there_and_no_other(
     rows, computed = features_of(data, tmp_path)
     assert computed == COUNT
     assert (rows == front_end(inputs)).all()
+
+
+@pytest.mark.parametrize("fault", ["write", "flush"])
+def test_a_place_of_the_index_that_fails_is_no_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
+    """Before, as much of the index was written as there are records: with one more, that came to the block
+    which fails, so that none counted, and without it all did."""
+    front_end, first_beyond = FrontEnd(SPEC), 4_096 + COUNT * 16
+    reserve(tmp_path, 1 << 20, 10 * COUNT)
+    fails_at(monkeypatch, "features.index", first_beyond, fault)
+    outcomes = []
+    for count in (COUNT, COUNT + 1):
+        inputs = np.random.default_rng(0).random((count, 4, 4, 1), np.float32)
+        try:
+            rows, _ = features_of(ArrayDataset(inputs, np.arange(count) % 3, 3), tmp_path)
+            outcomes.append(bool((rows == front_end(inputs)).all()))
+        except StorageError:
+            outcomes.append(False)
+    assert len(set(outcomes)) == 1, outcomes
