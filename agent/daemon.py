@@ -221,6 +221,7 @@ class Agent:
             with self._session, self._publisher.running(), ledger_errors(self._state.file):
                 manager.ready()
                 while not stop.is_set():
+                    self._looks.tend()
                     manager.alive()
                     status = self._status()
                     manager.status(status.in_words())

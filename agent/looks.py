@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 
 _PROGRAM: Final = "agent.decoding"
 _ENDING_S: Final = 1.0
+_STILL_S: Final = 10.0
+"""An agent that does not go on for so long stands still, and so does its look, as in a container that is
+paused: the clock goes on, and the look's work does not."""
 _GIVEN_UP: Final = 4
 """A look that goes on after so many times as long as it takes to count is ended: it may wait for ever."""
 _ERRORS: Final[dict[int, type[DpagentError]]] = {
@@ -160,6 +163,7 @@ class Looks:
         self._held_since: float | None = None
         self._held_s = 0.0
         """For which the last look stood still, before that."""
+        self._seen_at = time.monotonic()
         self._orphans = Orphans()
 
     @property
@@ -178,6 +182,17 @@ class Looks:
         still. Public."""
         now = time.monotonic()
         return now - self._began_at - self._held_s - (now - (self._held_since or now))
+
+    def tend(self) -> None:
+        """Note that the agent goes on; call it often. Where it stood still for long, with all that it has
+        started, what a look found counts later by as much: else one record that is slow to decode would keep
+        all that came with it out of the round that follows.
+        """
+        now, before = time.monotonic(), self._seen_at
+        self._seen_at = now
+        stood_still_s = now - max(before, self._began_at)
+        if stood_still_s >= _STILL_S and self._held_since is None:
+            self._held_s += stood_still_s
 
     def begin(self) -> None:
         """Begin a look, unless no round has taken in yet what the last one found.

@@ -110,6 +110,27 @@ def test_the_time_for_which_it_stands_still_does_not_count(looks: Looks) -> None
     wait_until(lambda: looks.is_due, "the rest of its time")
 
 
+def test_the_time_for_which_the_whole_agent_stands_still_does_not_count(
+    looks: Looks, settings: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that is paused. Before, one record that is slow to decode kept all that had come with
+    it out of the round that followed, for which the others alone had been done before the pause."""
+    monkeypatch.setattr("agent.looks._STILL_S", 0.3)
+    folder_of(settings.path, "0/more.png", **PICTURE)
+    write(settings.path / "0" / "slow.jpg", slow_jpeg())
+    looks.begin()
+    group, _ = processes_of(looks)
+    looks.counts_after_s = looks._lasts_s() + 0.2
+    looks.tend()
+    os.killpg(group, signal.SIGSTOP)
+    time.sleep(0.5)
+    os.killpg(group, signal.SIGCONT)
+    looks.tend()
+    assert not looks.is_due
+    looks.tend()
+    wait_until(lambda: looks.is_due, "the rest of its time")
+
+
 def test_one_that_begins_while_looks_are_held_stands_still(looks: Looks) -> None:
     looks.hold()
     looks.begin()
