@@ -45,7 +45,15 @@ def run_agent(config: Path | None, options: Sequence[str], level: LogLevel, shap
     Raises:
         DpagentError: It cannot start, or go on.
     """
-    start_logging(level, shape, "agent", MarkedFormatter(), is_private)
+    start_logging(level, shape, "agent", MarkedFormatter(), is_private, waits=False)
+    try:
+        return _run(config, options)
+    finally:
+        for handler in logging.getLogger().handlers:
+            handler.flush()  # Before the sentence of an error.
+
+
+def _run(config: Path | None, options: Sequence[str]) -> ExitCode:
     stop = StopSignals()
     from dpagent.resident_memory import has_swap, stay_in_memory
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final, TypeVar
 
 from cli.journal import JournalHandler, writes_to_journal
+from cli.log_thread import LogThread
 from dpagent.errors import DatabaseAwayError, ExitCode, FleetLedError, NotReadyError
 from dpagent.service_manager import ServiceManager
 from dpagent.structured_log import IsPrivate, JsonFormatter
@@ -38,7 +39,7 @@ class LogFormat(StrEnum):
 
 def start_logging(
     level: LogLevel, shape: LogFormat, program: str,
-    formatter: logging.Formatter | None = None, is_private: IsPrivate | None = None,
+    formatter: logging.Formatter | None = None, is_private: IsPrivate | None = None, *, waits: bool = True,
 ) -> None:  # fmt: skip
     """Log to standard error, for whoever started the daemon; where that is the journal, with fields.
 
@@ -48,6 +49,7 @@ def start_logging(
         program: that logs, in the words of :mod:`dpagent.structured_log`.
         formatter: of lines of text, if the daemon has its own.
         is_private: of a record, whether its line is for the board's owner alone.
+        waits: whether the daemon waits until a line is taken.
     """
     handler = JournalHandler(program, is_private) if writes_to_journal() else logging.StreamHandler()
     if shape is LogFormat.JSON:
@@ -56,7 +58,7 @@ def start_logging(
         handler.setFormatter(
             formatter or logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%S")
         )
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.basicConfig(level=level.upper(), handlers=[handler if waits else LogThread(handler)])
 
 
 class StopSignals:

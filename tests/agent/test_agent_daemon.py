@@ -3,13 +3,18 @@ process of its own where that is what is tested."""
 
 from __future__ import annotations
 
+import fcntl
 import math
+import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from brokers import Broker, wait_until
+from children import PATIENCE_S
 from clocks import MovableClock
 from daemons import agent_thread
 from fleets import run_agent, write_agent
@@ -206,6 +211,24 @@ def test_an_agent_whose_disk_takes_no_more_ends_with_a_sentence_and_goes_on_when
         assert agent.stop() == ExitCode.OK
     assert len(charges(file)) == 1
     assert verify(state_of(file)).charges == 1
+
+
+def test_an_agent_whose_log_nobody_reads_goes_on(announcer: Announcer, file: Path, fleet: str) -> None:
+    """Before, it stood still for good once a pipe was full: sooner, the more it had said of its records."""
+    unread, full = os.pipe()
+    fcntl.fcntl(full, fcntl.F_SETPIPE_SZ, 4_096)
+    os.write(full, bytes(4_096))
+    command = [sys.executable, "-P", "-m", "cli.main", "run", "--config", str(file)]
+    with subprocess.Popen(command, stdout=full, stderr=full) as agent:
+        try:
+            announcer.announce(plan_for(fleet, compute_slot_s=0.3, jitter_window_s=0.3))
+            wait_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments")
+            agent.terminate()
+            assert agent.wait(PATIENCE_S) == ExitCode.OK
+        finally:
+            agent.kill()
+            os.close(unread)
+            os.close(full)
 
 
 def test_what_waited_for_a_restart_is_spread_over_the_window_again(
