@@ -92,11 +92,6 @@ def _check_node(where: str, node: Any) -> None:
             f"{where} is not among the operators known to do the same work for each record. Put the network"
             " together without it; docs/models.md lists them."
         )
-    if node.op_type in ("GRU", "LSTM") and any(each.name == "activations" for each in node.attribute):
-        raise ConfigurationError(
-            f"{where} names activations, some of which take another time for other numbers; expected none,"
-            " for sigmoid and tangent."
-        )
     if node.op_type == "BatchNormalization" and (
         _integer(node, "training_mode") or len([name for name in node.output if name]) > 1
     ):

@@ -57,8 +57,8 @@ def require_even_work(where: str, model: bytes) -> None:
         if _text(node, _DOMAIN) not in ("", "ai.onnx") or operator not in FREE | FIXED_INPUTS.keys():
             raise _odd(where, operator, "is not among those known to do the same work for every input")
         is_odd = any(each[number] for each in attributes.values() for number in _WITHIN)
-        if is_odd or "activations" in attributes or len(attributes) < len(node[_ATTRIBUTE]):
-            raise _odd(where, operator, "holds a graph, sparse constants or activations of its own")
+        if is_odd or len(attributes) < len(node[_ATTRIBUTE]):
+            raise _odd(where, operator, "holds a graph, sparse constants, or two attributes of one name")
         if operator == "Constant" and len(attributes) > 1:  # ONNX Runtime takes the first.
             raise _odd(where, operator, "has several values")
         names = set(outputs) - {""}
