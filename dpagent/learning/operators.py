@@ -12,11 +12,11 @@ from typing import Final
 _ELEMENTS: Final = (
     "Abs Add And Cast Ceil Clip Div Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish"
     " Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mul Neg Not Or Reciprocal Relu Round"
-    " Sigmoid Sign Softsign Sqrt Sub Sum Tanh ThresholdedRelu Where Xor"
+    " Sigmoid Softsign Sqrt Sub Sum Tanh ThresholdedRelu Where Xor"
 )
 _LAYERS: Final = (
     "AveragePool BatchNormalization Conv ConvTranspose Dropout Einsum Gemm GlobalAveragePool GlobalMaxPool"
-    " GroupNormalization InstanceNormalization LRN LayerNormalization LogSoftmax LpNormalization MatMul"
+    " GroupNormalization InstanceNormalization LRN LayerNormalization LogSoftmax MatMul"
     " MaxPool MeanVarianceNormalization RMSNormalization Softmax"
 )
 _SHAPES: Final = "Concat Constant DepthToSpace Flatten Shape Size SpaceToDepth Transpose"

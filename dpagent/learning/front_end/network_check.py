@@ -92,6 +92,11 @@ def _check_node(where: str, node: Any) -> None:
             f"{where} is not among the operators known to do the same work for each record. Put the network"
             " together without it; docs/models.md lists them."
         )
+    if node.op_type == "MaxPool" and (_integer(node, "storage_order") or not _is_dense(node)):
+        raise ConfigurationError(
+            f"{where} has dilations, or an order by columns: it compares number by number then. Expected"
+            " neither."
+        )
     if node.op_type == "BatchNormalization" and (
         _integer(node, "training_mode") or len([name for name in node.output if name]) > 1
     ):
@@ -176,6 +181,11 @@ def _is_product(node: Any, constants: dict[str, Any]) -> bool:
 
 def _integer(node: Any, name: str) -> int:
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), 0)
+
+
+def _is_dense(node: Any) -> bool:
+    steps = (size for attribute in node.attribute if attribute.name == "dilations" for size in attribute.ints)
+    return all(size == 1 for size in steps)
 
 
 def _value(node: Any) -> Any:

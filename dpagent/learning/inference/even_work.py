@@ -23,7 +23,13 @@ _FLOAT, _BOOL = 1, 9  # TensorProto.DataType
 _GRAPH, _TRAINING, _FUNCTIONS = 7, 20, 25  # of ModelProto
 _NODE, _INITIALIZER, _ENTRY, _SPARSE = 1, 5, 11, 15  # of GraphProto
 _INPUT, _OUTPUT, _OPERATOR, _ATTRIBUTE, _DOMAIN = 1, 2, 4, 5, 7  # of NodeProto
-_NAME, _NUMBER, _TENSOR, _KIND = 1, 3, 5, 20  # of AttributeProto; the first of ValueInfoProto, too
+_NAME, _NUMBER, _TENSOR, _INTEGERS, _KIND = (
+    1,
+    3,
+    5,
+    8,
+    20,
+)  # of AttributeProto; the first of ValueInfoProto, too
 _IS_TENSOR: Final = 4
 _WITHIN: Final = (6, 11, 22, 23)  # of AttributeProto: graphs, and sparse tensors
 _TYPE, _FLOATS, _TENSOR_NAME, _RAW = 2, 4, 8, 9  # of TensorProto
@@ -81,6 +87,8 @@ def require_even_work(where: str, model: bytes) -> None:
             raise _odd(where, operator, "makes or takes other numbers than float32 beside an input")
         elif any(name not in fixed for place, name in enumerate(inputs) if place in places):
             raise _odd(where, operator, "takes its shapes or places of an input")
+        elif operator == "MaxPool" and _compares_one_by_one(attributes):
+            raise _odd(where, operator, "has dilations, or an order by columns")
         elif operator == "Dropout" and not fixed.keys() >= set(inputs[1:]):
             raise _odd(where, operator, "draws at random for some inputs")
         elif operator == "Pow" and _value(constants.get((*inputs, "", "")[1], _NONE)) not in POWERS:
@@ -120,6 +128,15 @@ def _text(parts: _Parts, number: int) -> str:
 
 def _is_plain(tensor: _Parts) -> bool:
     return tensor[_TYPE][-1:] in ([_FLOAT], [_BOOL])
+
+
+def _compares_one_by_one(attributes: dict[str, _Parts]) -> bool:
+    """Whether ONNX Runtime takes a maximum by a branch for each number."""
+    order, steps = attributes.get("storage_order", _NONE), attributes.get("dilations", _NONE)
+    # Integers stand one by one, or packed: then each of a byte.
+    return any(order[_NUMBER]) or any(
+        each != 1 if isinstance(each, int) else set(each) != {1} for each in steps[_INTEGERS]
+    )
 
 
 def _value(tensor: _Parts) -> float | None:

@@ -67,6 +67,20 @@ BAD: dict[str, tuple[bytes, str]] = {
         of([node("Cast", "x", "h", to=10), node("Cast", "h", "y", to=1)]),
         "makes 'h' of type float16",
     ),
+    "a branch for each number that is none": (of([node("Sign", "x", "y")]), r"\(Sign\) is not among"),
+    "a branch for each length": (
+        of([node("LpNormalization", "x", "y")]), r"\(LpNormalization\) is not among"
+    ),
+    "a branch for each place": (
+        of([node("Unsqueeze", "x a", "u"), node("MaxPool", "u", "m", kernel_shape=[2], dilations=[2]),
+            node("Squeeze", "m a", "y")], a=np.array([1])),
+        "MaxPool.* has dilations, or an order by columns",
+    ),
+    "another order of places": (
+        of([node("Unsqueeze", "x a", "u"), node("MaxPool", "u", "m", kernel_shape=[2], storage_order=1),
+            node("Squeeze", "m a", "y")], a=np.array([1])),
+        "MaxPool.* has dilations, or an order by columns",
+    ),
     "a branch for each gate": (
         of([node("Unsqueeze", "x a", "u"), node("GRU", "u w w", "g", hidden_size=4),
             node("Reshape", "g flat", "y")],

@@ -113,7 +113,25 @@ def _chance(add: Add, constant: Callable[..., str]) -> str:
     return "extra"
 
 
-ODD = [_loop, _branch, _shape, _whole_numbers, _power, _place, _chance]
+def _dilated(add: Add, constant: Callable[..., str]) -> str:
+    add("MaxPool", ["input"], "pooled", kernel_shape=[1, 1], dilations=[1, 2])
+    add("ReduceMax", ["pooled"], "extra", keepdims=0)
+    return "extra"
+
+
+def _by_columns(add: Add, constant: Callable[..., str]) -> str:
+    add("MaxPool", ["input"], "pooled", kernel_shape=[1, 1], storage_order=1)
+    add("ReduceMax", ["pooled"], "extra", keepdims=0)
+    return "extra"
+
+
+def _sign(add: Add, constant: Callable[..., str]) -> str:
+    add("Sqrt", ["most"], "root")
+    add("Sign", ["root"], "extra")
+    return "extra"
+
+
+ODD = [_loop, _branch, _shape, _whole_numbers, _power, _place, _chance, _dilated, _by_columns, _sign]
 
 
 @pytest.fixture
@@ -250,11 +268,12 @@ def test_whole_numbers_beside_a_value_are_found(honest: Path, is_first: bool) ->
         require_even_work("it", model.SerializeToString())
 
 
-def test_a_constant_may_be_given_in_each_way_that_exporters_have(honest: Path) -> None:
+def test_what_other_exporters_write_is_taken(honest: Path) -> None:
     def change(add: Add, constant: Callable[..., str]) -> str:
         add("Constant", [], "by", value_float=0.5)
         add("Constant", [], "shape", value_ints=[1, -1])
-        add("Reshape", ["input", "shape"], "row")
+        add("MaxPool", ["input"], "pooled", kernel_shape=[1, 1], dilations=[1, 1])
+        add("Reshape", ["pooled", "shape"], "row")
         add("ReduceMax", ["row"], "extra", keepdims=0)
         return "extra"
 
