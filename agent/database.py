@@ -31,6 +31,11 @@ from dpagent.wording import counted
 
 _PAGE_BYTES: Final = 512
 """The least of SQLite's. A round of `mnist-cnn` writes 54 kB to the log, and 69 kB with pages of 1024."""
+_CACHE_KIB: Final = 512
+"""Of pages that SQLite keeps in memory, all of which are in the system's, too. Each round has it keep some
+KiB more, up to 2 MiB by default."""
+_WRITTEN_EARLY: Final = 3_160
+"""Pages of a transaction from which on some are written before its end, and maybe twice: as by default."""
 _LOGGED_PAGES: Final = 6_000
 """After which the write-ahead log goes into the database. Most pages are written again in each round, and go
 once for all of them: with a sixth of that, it was a sixth of what a round wrote."""
@@ -109,6 +114,8 @@ class StateDatabase:
                 # only within pages that are written anyway; others take the next round's fragments.
                 self.connection.execute("PRAGMA secure_delete = FAST")
                 self.connection.execute(f"PRAGMA wal_autocheckpoint = {_LOGGED_PAGES}")
+                self.connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+                self.connection.execute(f"PRAGMA cache_spill = {_WRITTEN_EARLY}")
                 # Else rows that a statement changes may be kept in files of the system's, on the same disk.
                 self.connection.execute("PRAGMA temp_store = MEMORY")
                 require_whole(self.connection, self.file)
