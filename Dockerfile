@@ -11,7 +11,7 @@ ARG BASE=docker.io/library/python:3.13-slim-trixie
 FROM ${BASE} AS source
 WORKDIR /source
 COPY pyproject.toml constraints.txt README.md LICENSE ./
-COPY packaging/trim packaging/compile packaging/bytecode.py packaging/
+COPY packaging/trim packaging/compile packaging/
 COPY dpagent dpagent
 COPY agent agent
 COPY coordinator coordinator

@@ -154,8 +154,6 @@ def _bytecode(directory: Path) -> Iterator[None]:
     os.environ.update(names)
     try:
         run_program(python("-c", f"import {', '.join(_PROGRAMS)}"), timeout_s=_CONNECT_S)
-        # What the package has in its place.
-        run_program(python("packaging/bytecode.py", *_PROGRAMS), timeout_s=_CONNECT_S)
         yield
     finally:
         for name, value in before.items():

@@ -48,22 +48,6 @@ def test_what_is_loaded_has_bytecode_that_counts_at_any_time_and_the_rest_has_no
     assert shown.stdout.split() == ["source"]
 
 
-def test_libraries_keep_no_docstrings_in_it_and_all_else_does(environment: Path) -> None:
-    """An empty one takes their place: numpy reads what its own say."""
-    (packages,) = environment.glob("lib/python3*/site-packages")
-    text = '"""Of a module."""\nclass C:\n "Of a class."\n def f(self):\n  "Of a function."\n'
-    for name in ("yaml", "board/shown"):
-        (packages / f"{name}.py").write_text(text)
-    assert compiled(environment, "yaml", "board.shown").returncode == 0
-    found = {}
-    for name in ("yaml", "board.shown"):
-        program = f"import {name} as m; print([each.__doc__ for each in (m, m.C, m.C.f)])"
-        command = [environment / "bin" / "python", "-I", "-c", program]
-        found[name] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    assert found["yaml"] == "['', '', '']"
-    assert found["board.shown"] == "['Of a module.', 'Of a class.', 'Of a function.']"
-
-
 def test_a_module_that_is_missing_ends_the_build(environment: Path) -> None:
     result = compiled(environment, "board.absent")
     assert result.returncode != 0
