@@ -24,9 +24,9 @@ from dpagent.learning.training.engine_choice import (
     Trial,
     UnsuitableEngineError,
     choose_engine,
+    parallel,
     preferred,
 )
-from dpagent.learning.training.parallel_engine import ParallelEngine
 from dpagent.norm import Norm
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.task import RoundTask
@@ -83,8 +83,8 @@ class BoardEngine:
         )
         purpose = _purpose(bench)
         if self._engine is None or self.purpose != purpose or not _is_whole(self._engine):
-            if isinstance(self._engine, ParallelEngine):
-                self._engine.close()
+            if (several := parallel(self._engine)) is not None:
+                several.close()
             self._engine, self.purpose = self._make(bench, purpose), purpose
         return self._engine
 
@@ -115,7 +115,7 @@ class BoardEngine:
 
 
 def _is_whole(engine: Engine) -> bool:
-    return not isinstance(engine, ParallelEngine) or engine.is_whole
+    return (several := parallel(engine)) is None or several.is_whole
 
 
 def _result(trial: Trial) -> str:

@@ -7,8 +7,8 @@ Only to and from programs of this package, which trust each other. The standard 
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
-import socket
 import struct
 from types import TracebackType
 from typing import Any, Final
@@ -27,7 +27,7 @@ class Channel:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._socket = socket.socket(fileno=descriptor)
+        self._descriptor = descriptor
 
     def __enter__(self) -> Channel:
         return self
@@ -39,12 +39,16 @@ class Channel:
 
     def hang_up(self) -> None:
         """Have whoever sends or receives here, or at the other end, learn that there is no more."""
-        with contextlib.suppress(OSError):  # The other end has.
-            self._socket.shutdown(socket.SHUT_RDWR)
+        import socket  # which the programs that the agent starts do not need
+
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._descriptor)) as end:
+            end.shutdown(socket.SHUT_RDWR)  # An error: the other end has.
 
     def close(self) -> None:
         """Give the descriptor back. No other thread may be sending or receiving."""
-        self._socket.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def send(self, message: object) -> None:
         """Send a message in whole; waits until the other end has taken it in, or the system has.
@@ -54,8 +58,11 @@ class Channel:
             Exception: it cannot be pickled; nothing is sent then.
         """
         pickled = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        self._socket.sendall(_LENGTH.pack(len(pickled)))
-        self._socket.sendall(pickled)
+        for part in (_LENGTH.pack(len(pickled)), pickled):
+            with memoryview(part) as rest:
+                done = 0
+                while done < len(part):
+                    done += os.write(self._descriptor, rest[done:])
 
     def receive(self) -> Any:
         """Wait for a message.
@@ -79,12 +86,12 @@ class Channel:
         with memoryview(part) as rest:
             done = 0
             while done < len(part):
-                if (more := self._socket.recv_into(rest[done:])) == 0:
+                if (more := os.readv(self._descriptor, [rest[done:]])) == 0:
                     raise EOFError
                 done += more
 
     def _skip(self, count: int) -> None:
         while count:
-            if not (skipped := self._socket.recv(min(count, _SKIPPED_BYTES))):
+            if not (skipped := os.read(self._descriptor, min(count, _SKIPPED_BYTES))):
                 raise EOFError
             count -= len(skipped)

@@ -29,24 +29,20 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError, DataError, StorageError
 from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, to_float32
-from dpagent.learning.front_end.random_layers import RandomFeatures
-from dpagent.learning.front_end.transforms import (
-    Transform,
-    frozen_network,
-    projection,
-    scattering,
-)
 from dpagent.learning.models.costs import features_mib
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork, Projection, RandomLayers, Scattering
 from dpagent.storage import disk_errors, overwrite, take_room
+
+if TYPE_CHECKING:
+    from dpagent.learning.front_end.transforms import Transform
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +73,10 @@ class FrontEnd:
     def __init__(
         self, spec: ModelSpec, assets: Mapping[str, bytes] | None = None, *, before_projection: bool = False
     ) -> None:
+        # Which training of models without any never loads.
+        from dpagent.learning.front_end.random_layers import RandomFeatures
+        from dpagent.learning.front_end.transforms import Transform, frozen_network, projection, scattering
+
         self.input_shape = spec.input_shape
         stages = spec.front_end[:-1] if before_projection else spec.front_end
         what = spec.digest() + bytes([before_projection]) + b"".join(sorted((assets or {}).values()))

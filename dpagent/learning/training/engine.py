@@ -82,6 +82,8 @@ number."""
 LARGEST_SUM: Final = 2.0**64
 """A sum of magnitudes from here on counts as infinite, as one of squares is."""
 
+MICROBATCH_S: Final = 30.0
+"""In which an engine computes a microbatch, or is too slow to be used."""
 MAX_MICROBATCH: Final = 64
 """Records whose gradients may be summed in float32; the slack grows with the square of it."""
 

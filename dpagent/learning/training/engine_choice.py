@@ -12,23 +12,25 @@ import json
 import logging
 import math
 import os
-import socket
 import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from dpagent.errors import ConfigurationError, DpagentError
 from dpagent.learning.models.spec import ModelSpec
-from dpagent.learning.training.engine import Engine
-from dpagent.learning.training.forks import end, forked
+from dpagent.learning.training.engine import MICROBATCH_S, Engine
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
-from dpagent.learning.training.parallel_engine import MICROBATCH_S, ParallelEngine
 from dpagent.learning.training.process_memory import own_mib, shared_mib
 from dpagent.learning.trial_numbers import TrialNumbers
 from dpagent.norm import Norm
+
+if TYPE_CHECKING:
+    import socket
+
+    from dpagent.learning.training.parallel_engine import ParallelEngine
 
 log = logging.getLogger(__name__)
 
@@ -165,11 +167,22 @@ def in_processes(engine: Engine, processes: int, microbatch_s: float = MICROBATC
     """
     if processes == 1:
         return engine
+    from dpagent.learning.training.parallel_engine import ParallelEngine
+
     try:
         return ParallelEngine(engine, processes, microbatch_s)
     except OSError as error:
         log.warning("training has one process, since no other can be started: %s", error)
         return engine
+
+
+def parallel(engine: Engine | None) -> ParallelEngine | None:
+    """The engine if it computes in several processes."""
+    if engine is None or engine.processes == 1:
+        return None
+    from dpagent.learning.training.parallel_engine import ParallelEngine
+
+    return engine if isinstance(engine, ParallelEngine) else None
 
 
 def choose_engine(
@@ -282,8 +295,7 @@ def _fitting(
         )
     fitting = [1]
     for count in [count for count in counts if count > 1]:
-        made = bench.in_processes(engine, count)
-        if not isinstance(made, ParallelEngine):
+        if (made := parallel(bench.in_processes(engine, count))) is None:
             break
         lot.seconds(made)
         # What this process had alone, its forks have too now, until one of them writes to it.
@@ -304,6 +316,10 @@ def _own_mib_here() -> float:
 
 def _timings_elsewhere(bench: Bench, kind: EngineKind, counts: Sequence[int]) -> Generator[_Seconds]:
     """As :func:`_timings`, in a process of its own; in this one, if no other can be started."""
+    import socket  # Neither does an engine need that is known.
+
+    from dpagent.learning.training.forks import end, forked
+
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:

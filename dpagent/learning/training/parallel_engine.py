@@ -41,15 +41,13 @@ from dpagent.errors import require_count
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.arguments import require_inputs, require_labels
 from dpagent.learning.training.bounds import MAX_PROCESSES
-from dpagent.learning.training.engine import ClippedSum, Engine
+from dpagent.learning.training.engine import MICROBATCH_S, ClippedSum, Engine
 from dpagent.learning.training.forks import end, forked
 from dpagent.learning.training.lots import AT_ONCE
 from dpagent.norm import Norm
 
 log = logging.getLogger(__name__)
 
-MICROBATCH_S: Final = 30.0
-"""In which an engine computes a microbatch, or is too slow to be used."""
 _PIECE_S: Final = 1.0
 """An answer is waited for in so many seconds at a time: a time for which this process is stopped meanwhile,
 as the others are then (a pause of training), counts as one of them at most."""
