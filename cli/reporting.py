@@ -18,14 +18,12 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-class Interrupted(DpagentError):
-    """Ctrl-C outside a daemon, which handles it itself."""
-
-    exit_code = ExitCode.INTERRUPTED
+class Interrupted(BaseException):
+    """Ctrl-C outside a daemon, which handles it itself. Nothing takes it for an error of what it is at."""
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise Interrupted("Interrupted.")
+    raise Interrupted
 
 
 class _OutputError(OSError):
@@ -109,12 +107,23 @@ def _about(error: OSError) -> str:
     if isinstance(error, _OutputError):
         return f"the output cannot be written ({error.strerror or error})."
     if not isinstance(error.filename, (str, bytes)):
+        if isinstance(error, FileNotFoundError) and not _is_somewhere():
+            return "the directory that this command runs in is gone. Run it in another one."
         return f"the system refuses something ({error.strerror or error}).{_details()}"
     try:
         with disk_errors(Path(os.fsdecode(error.filename))):
             raise error
     except DpagentError as named:
         return str(named)
+
+
+def _is_somewhere() -> bool:
+    """Whether the working directory is there, below which most paths are looked for."""
+    try:
+        Path.cwd()
+    except OSError:
+        return False
+    return True
 
 
 def _details() -> str:
@@ -144,6 +153,9 @@ def reported(program: Callable[[], object]) -> None:
             sys.stdout.flush()
             raise
         sys.stdout.flush()
+    except Interrupted:
+        _say("Interrupted.")
+        sys.exit(ExitCode.INTERRUPTED)
     except DpagentError as error:
         _say(str(error))
         sys.exit(error.exit_code)

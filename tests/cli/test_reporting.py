@@ -66,6 +66,29 @@ def test_a_reader_that_has_left_is_no_error(asked: str) -> None:
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
+def test_a_working_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+    gone = shell(f"mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir ../gone && {COMMAND} status")
+    assert gone.returncode == 8
+    assert gone.stderr == "dpagent: the directory that this command runs in is gone. Run it in another one.\n"
+
+
+def test_an_interrupt_is_no_error_of_what_is_interrupted(tmp_path: Path) -> None:
+    """Before, `dpagent doctor` called it a problem of the configuration, or of whatever it was at."""
+    file = tmp_path / "program.py"
+    file.write_text(
+        "import os, signal\n"
+        "from cli.reporting import reported\n"
+        "def program():\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except Exception as error:\n"
+        "        print('a problem', error)\n"
+        "reported(program)\n"
+    )
+    ended = shell(f"{sys.executable} {file}")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "dpagent: Interrupted.\n")
+
+
 @pytest.mark.parametrize("temporary", ["/tmp", "/proc"])
 def test_what_the_system_refuses_is_not_said_of_the_output(temporary: str) -> None:
     """Also where the details can be kept nowhere."""
