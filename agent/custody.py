@@ -24,7 +24,7 @@ import math
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -43,7 +43,7 @@ from agent.spool import Spool
 from agent.token_store import TokenStore
 from dpagent.database_file import database_errors, open_readonly, transaction
 from dpagent.errors import DamagedDatabaseError, LedgerError, UsageError
-from dpagent.storage import StateDirectory, disk_errors, real_path, replace_durably
+from dpagent.storage import StateDirectory, disk_errors, place_of_file, real_path, replace_durably
 from dpagent.wording import counted
 
 _ROUNDED: Final = 1 + 1e-9
@@ -59,9 +59,14 @@ def begin_ledger(files: LedgerFiles, budgets: Mapping[str, Budget]) -> None:
         StateInUseError, StorageError: It cannot be written.
     """
     if read_second_head(files.second_head) is not None:
+        advice = (
+            "It is there: `dpagent budget show` has it, and `raise` makes its budget larger."
+            if files.database.exists()
+            else "If the state directory was deleted or lost, run `dpagent budget restored`."
+        )
         raise LedgerError(
             f"{files.second_head} knows a ledger of {files.state_dir} already: a new one would spend its "
-            "budget again. If the state directory was deleted or lost, run `dpagent budget restored`."
+            f"budget again. {advice}"
         )
     with _opened(files) as state:
         reserved = [state.ledger.accounts.reserved(name) for name in state.ledger.datasets]
@@ -131,24 +136,26 @@ def back_up(state_dir: Path, file: Path) -> VerifiedLedger:
 
     Raises:
         LedgerError: There is no ledger, or it does not verify.
-        StorageError: The copy cannot be written.
+        StorageError: The copy cannot be written, or ``file`` is a device, say.
         UsageError: ``file`` is in the state directory.
     """
-    if real_path(file).is_relative_to(real_path(state_dir)):
+    place = place_of_file(file)
+    if place.is_relative_to(real_path(state_dir)):
         raise UsageError(
             f"{file} is in the state directory {state_dir}; expected a place that is not lost with it."
         )
     connection, _ = open_ledger(state_dir)
-    new = file.with_name(f".{file.name}.new")
-    with closing(connection):
-        _copy(connection, new)
-    _empty_spool(new)
-    verified = _verified(new, None)
+    new = place.with_name(f".{place.name}.new")
     head_file = _head_of(file)
-    with disk_errors(file):
-        # Without its head, a copy is still whole; with another's it would be refused.
-        head_file.unlink(missing_ok=True)
-        replace_durably(file, new)
+    with _whole_or_gone(new):
+        with closing(connection):
+            _copy(connection, new)
+        _empty_spool(new)
+        verified = _verified(new, None)
+        with disk_errors(file):
+            # Without its head, a copy is still whole; with another's it would be refused.
+            head_file.unlink(missing_ok=True)
+            replace_durably(place, new)
     save_head(head_file, Head(len(verified.entries), verified.entries[-1].digest.hex()))
     return verified
 
@@ -168,11 +175,12 @@ def put_back(backup: Path, files: LedgerFiles) -> None:
                 f"{backup}. If you mean to lose it, remove it first."
             )
         new = files.state_dir / ".ledger.db.new"
-        with closing(open_readonly(backup)) as connection:
-            _copy(connection, new)
-        for ending in ("-wal", "-shm"):  # of the database that is replaced
-            Path(f"{files.database}{ending}").unlink(missing_ok=True)
-        replace_durably(files.database, new)
+        with _whole_or_gone(new):
+            with closing(open_readonly(backup)) as connection:
+                _copy(connection, new)
+            for ending in ("-wal", "-shm"):  # of the database that is replaced
+                Path(f"{files.database}{ending}").unlink(missing_ok=True)
+            replace_durably(files.database, new)
 
 
 def go_on_after_restore(
@@ -367,6 +375,18 @@ def _empty_spool(file: Path) -> None:
             Probes(copy).withdraw()
             TokenStore(copy).empty()
         copy.execute("VACUUM")  # Pages that were free already may hold settled fragments.
+
+
+@contextmanager
+def _whole_or_gone(new: Path) -> Iterator[None]:
+    """Leave nothing of a copy that came to nothing: it may hold what waits to be sent, and fills the disk."""
+    try:
+        yield
+    except BaseException:
+        for ending in ("", "-journal", "-wal", "-shm"):
+            with suppress(OSError):
+                Path(f"{new}{ending}").unlink()
+        raise
 
 
 def _copy(source: sqlite3.Connection, file: Path) -> None:

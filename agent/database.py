@@ -90,7 +90,10 @@ class StateDatabase:
     def __init__(
         self, files: LedgerFiles, room: LedgerRoom | None = None, *, check: Check = replay_apart
     ) -> None:
-        self._directory = StateDirectory(files.state_dir)
+        self._directory = StateDirectory(
+            files.state_dir,
+            "Do not give the second one a directory of its own: it would spend the budget twice.",
+        )
         self._room: TakenRoom | None = None
         self.files, self.file = files, files.database
         self._heads_are_current = False

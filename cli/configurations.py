@@ -28,6 +28,12 @@ _OWN_KEYS: Final[dict[Kind, set[str]]] = {
     "agent": {"data", "budget"}, "coordinator": {"devices"}, "job": {"rounds", "privacy"},
 }  # fmt: skip
 """What only one kind of file has, and must have. A fleet.yaml may have what a job has besides."""
+_EXAMPLES: Final[dict[Kind, str]] = {
+    "agent": "`dpagent init` writes a board's",
+    "coordinator": "README.md shows one",
+    "mixer": "docs/configuration.md has its keys",
+}
+"""Where one that is missing is to be had."""
 ETC: Final = Path("/etc/dpagent")
 """Where it is if it is not in the working directory."""
 CONFIG_VARIABLE: Final = "DPAGENT_CONFIG"
@@ -164,10 +170,9 @@ def find(config: Path | None, *kinds: Kind) -> Path:
         if _is_there(place):
             return place
     looked = ", ".join(str(place.absolute()) for place in places)
-    advice = "`dpagent init` writes a board's" if "agent" in kinds else "README.md shows one"
     raise ConfigurationError(
         f"There is no configuration: none of {looked} is there. Name the file with --config or "
-        f"{CONFIG_VARIABLE}; {advice}."
+        f"{CONFIG_VARIABLE}; {_EXAMPLES[kinds[0]]}."
     )
 
 

@@ -76,13 +76,14 @@ class StateDirectory:
 
     Args:
         path: The directory; parents are created as needed.
+        instead: What not to do where another process holds it, as a sentence.
 
     Raises:
         StateInUseError: Another process holds it.
         StorageError: It cannot be created or written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, instead: str = "") -> None:
         self.path = path
         with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -93,10 +94,8 @@ class StateDirectory:
             self._lock.seek(0)
             holder = self._lock.read().strip() or "unknown"
             self._lock.close()
-            raise StateInUseError(
-                f"{path} is in use by process {holder}. Stop that process first: two programs must not share "
-                "a state directory, and an agent with a second directory would spend its budget twice."
-            ) from None
+            problem = f"{path} is in use by process {holder}. Stop that process first: two programs must not "
+            raise StateInUseError(f"{problem}share a state directory. {instead}".strip()) from None
         with disk_errors(path):
             self._lock.truncate(0)
             self._lock.write(f"{os.getpid()}\n")
@@ -121,6 +120,19 @@ def real_path(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def place_of_file(path: Path) -> Path:
+    """Where a file is to be written anew, or replaced: a link remains, and its target is replaced.
+
+    Raises:
+        StorageError: A pipe, a device or a directory is there, or nobody may look.
+    """
+    with disk_errors(path):
+        place = real_path(path)
+        if place.exists() and not place.is_file():
+            raise StorageError(f"{path} is not a regular file; give the name of a file to write.")
+    return place
+
+
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Replace ``path`` by ``data``: a reader sees the old file or the new one, never a partial one.
 
@@ -131,9 +143,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         StorageError: The disk is full, the file cannot be written, or the target is not a regular file.
     """
     with disk_errors(path):
-        path = real_path(path)
-        if path.exists() and not path.is_file():
-            raise StorageError(f"{path} is not a regular file; give the name of a file to write.")
+        path = place_of_file(path)
         temporary = path.with_name(f".{path.name}.new")
         # A file or link from a crash or another user: do not write through it.
         temporary.unlink(missing_ok=True)
@@ -170,9 +180,7 @@ def write_over_spare(path: Path, data: bytes, *, size: int = 0, mode: int = 0o64
     """
     data = data.ljust(size, b"\n")
     with disk_errors(path):
-        path = real_path(path)
-        if path.exists() and not path.is_file():
-            raise StorageError(f"{path} is not a regular file; give the name of a file to write.")
+        path = place_of_file(path)
         spare, old = _spare_of(path), path.with_name(f".{path.name}.old")
         old.unlink(missing_ok=True)  # Of a crash.
         with contextlib.suppress(FileNotFoundError):

@@ -14,10 +14,9 @@ from typing import IO, Any
 import typer
 
 from cli.predict.page import class_label
-from dpagent.errors import StorageError
 from dpagent.learning.inference.prediction.exported_model import ExportedModel
 from dpagent.learning.inference.prediction.outcome import Outcome, Tally
-from dpagent.storage import disk_errors, real_path
+from dpagent.storage import disk_errors, place_of_file
 
 
 class JsonOutput:
@@ -35,14 +34,12 @@ class JsonOutput:
 
     def __init__(self, target: Path, model: ExportedModel, class_names: Sequence[str], top: int) -> None:
         self._names, self._top = class_names, top
-        self._target = None if str(target) == "-" else real_path(target)
+        self._target = None if str(target) == "-" else place_of_file(target)
         self._stream: IO[str] | None = None
         self._temporary: Path | None = None
         self._separator = "\n"
         if self._target is not None:
             with disk_errors(target):
-                if self._target.exists() and not self._target.is_file():
-                    raise StorageError(f"{target} is no regular file; give the name of a file to write.")
                 descriptor, name = tempfile.mkstemp(prefix=f".{self._target.name}.", dir=self._target.parent)
             # A name of a file that is no UTF-8 gets question marks, not an error.
             self._stream = os.fdopen(descriptor, "w", encoding="utf-8", errors="replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import time
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from agent.custody import back_up, begin_ledger, put_back, raise_budget
 from agent.heads import read_head
 from agent.replay import replay
 from agent.state import AgentState
-from dpagent.errors import ExitCode, LedgerError, StateInUseError, UsageError
+from dpagent.errors import ExitCode, LedgerError, StateInUseError, StorageError, UsageError
 
 # --- beginning ----------------------------------------------------------------------------------
 
@@ -41,7 +42,7 @@ def test_a_ledger_is_begun_once(path: Path) -> None:
     begin_ledger(files, {DATASET: BUDGET})
     assert (verify(path).entries, verify(path).charges) == (1, 0)
     for dataset in (DATASET, "other"):
-        with pytest.raises(LedgerError, match="knows a ledger") as caught:
+        with pytest.raises(LedgerError, match=r"knows a ledger .* `dpagent budget show` has it") as caught:
             begin_ledger(files, {dataset: Budget(99.0, 0.5)})
         assert caught.value.exit_code == ExitCode.LEDGER
     assert verify(path).entries == 1
@@ -148,6 +149,39 @@ def test_a_backup_in_the_state_directory_is_refused(path: Path, name: str) -> No
             back_up(path, directory / name)
         assert caught.value.exit_code == ExitCode.USAGE
     assert verify(path).entries == 1
+
+
+def test_a_backup_takes_the_place_of_no_device_and_follows_a_link(path: Path, tmp_path: Path) -> None:
+    """Before, one that root made took the place of /dev/null, say, for all programs."""
+    begin_ledger(files_of(path), {DATASET: BUDGET})
+    place, link = tmp_path / "place", tmp_path / "link"
+    os.mkfifo(place)
+    link.symlink_to(place)
+    for file in (place, link):
+        with pytest.raises(StorageError, match="not a regular file"):
+            back_up(path, file)
+    assert place.is_fifo()
+    assert not (tmp_path / "place.head").exists()
+    place.unlink()
+    back_up(path, link)
+    assert link.is_symlink()
+    assert verify(path).entries == 1
+    assert read_head(tmp_path / "link.head") is not None
+
+
+def test_a_backup_that_fails_leaves_nothing_behind(path: Path, tmp_path: Path) -> None:
+    """Before, what it had copied stayed there, with what waited to be sent."""
+    begin_ledger(files_of(path), {DATASET: BUDGET})
+    back_up(path, tmp_path / "backup")
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if "backup" in file.name}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(StorageError):
+            back_up(path, tmp_path / "backup")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir() if "backup" in file.name} == before
 
 
 def test_there_is_no_backup_of_no_ledger(path: Path, tmp_path: Path) -> None:
