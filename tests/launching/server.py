@@ -51,14 +51,18 @@ from launching.starts import (
 
 _LATER_ON_BOARDS: Final = (
     "agent.training", "dpagent.learning.data.formats.npz", "dpagent.learning.training.onnx_engine",
-    "onnxruntime",
+    "encodings.cp437", "importlib.metadata", "numpy.random", "onnxruntime",
 )  # fmt: skip
 """What the programs of boards import when they first need it; what is missing, they do without, or say so."""
 _LATER: Final = (
-    "agent.daemon", "coordinator.daemon", "coordinator.worker", "mixer.daemon", "simulation.fleet",
-    "coordinator.database.postgresql", "dpagent.learning.inference.export.model",
+    "agent.daemon", "agent.other_brokers", "agent.overview", "cli.agent_program", "coordinator.daemon",
+    "coordinator.worker", "mixer.daemon", "simulation.fleet", "coordinator.database.postgresql",
+    "dpagent.learning.inference.export.model", "dpagent.learning.inference.onnx_evaluator",
     "dpagent.learning.training.onnx_graph.build", "sklearn.datasets", "matplotlib.figure",
-    "matplotlib.backends.backend_svg", "matplotlib.backends.backend_agg", "amqtt.broker", "argon2", "pwdlib",
+    "matplotlib.backends.backend_svg", "matplotlib.backends.backend_agg", "amqtt.broker",
+    "amqtt.plugins.authentication", "argon2", "pwdlib.hashers.argon2",
+    "cryptography.hazmat.backends.openssl.backend", "encodings.idna", "firmware_profiles",
+    "importlib.readers", "pydantic.plugin._loader", "typer._adapters", "typer._click.decorators",
     "typer.rich_utils",
 )  # fmt: skip
 """What all others do."""
