@@ -112,7 +112,14 @@ def test_weights_that_are_not_finite_release_nothing() -> None:
     assert not result.total.any()
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN))
+# The largest has the layers of mnist-cnn, and takes seconds; an engine tries its own model when it is chosen.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "cifar-cnn" else name
+        for name in sorted(BUILT_IN)
+    ],
+)
 def test_this_machine_is_batch_invariant(name: str) -> None:
     spec = built_in(name)
     assert OnnxEngine(spec, build_training_graph(spec), microbatch=8).is_batch_invariant()
