@@ -15,12 +15,12 @@ Outcome: one in eight is right, as by chance.
 The same coordinator withholds the receipts, and sees each fragment again and again.
 
 Claim: how long it takes from each copy to the next tells nothing of which fragments are one board's.
-Parameters: four boards with 100 fragments each in a window of 5 s, at 2 a second, until 3,200 have left. Of
+Parameters: four boards with 100 fragments each in a window of 5 s, at 2 a second, until 2,000 have left. Of
     those whose first copies came one after the other, it takes two for one board's that took as long from
     copy to copy, three times.
 
 Power: where they leave in the order of their times, both wait for the same others: nearly all that are one
-    board's come before nearly all others.
+    board's come before nearly all others, by chance with a probability below 1e-16 in each of three runs.
 
 Outcome: they come in no order.
 """
@@ -51,7 +51,7 @@ from dpagent.protocol.receipts import receipt_digest
 from dpagent.protocol.topics import Topics
 
 BOARDS, FRAGMENTS, WINDOW_S, RATE, APART_S, ALPHA = 8, 60, 5.0, 10.0, 0.001, 1e-6
-COPIES, LEAVE = 4, 3_200
+COPIES, LEAVE = 4, 2_000
 PLAN = make_plan(compute_slot_s=5.0, jitter_window_s=WINDOW_S)
 Board = tuple[AgentState, Publisher, Line]
 

@@ -77,7 +77,7 @@ def _is_plain(value: Any) -> bool:
 
 
 @given(item=_ITEMS, edits=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=2))
-@settings(max_examples=1_000)
+@settings(max_examples=400)
 def test_what_is_refused_is_what_cbor2_refuses_with_the_same_bounds(
     item: object, edits: list[tuple[int, int]]
 ) -> None:
@@ -111,7 +111,7 @@ def test_floats_of_any_width_are_read(value: float) -> None:
 
 
 @given(data=_ITEMS.map(cbor2.dumps) | st.binary(min_size=1, max_size=12))
-@settings(max_examples=500)
+@settings(max_examples=300)
 def test_what_both_ways_read_is_the_same(data: bytes) -> None:
     """With cbor2's own bounds, and with the walk before a cbor2 that may have none."""
     found = []
