@@ -64,7 +64,10 @@ class QueuedFleet:
         self.job("add", str(write_job(self.directory / f"{name}.yaml", **{"round": QUICK} | changes)))
 
     def state(self, name: str) -> str:
-        return str(json.loads(self.job("show", name, "--json", "-"))["state"])
+        with contextlib.closing(StoreReader(self.settings.state_dir, name)) as reader:
+            queued = reader.queued()
+        assert queued is not None
+        return str(queued.state)
 
     def rounds(self, name: str) -> tuple[int, int]:
         """Rounds of a job that were opened, and those that are closed."""
