@@ -34,6 +34,13 @@ _TYPES: Final = (TensorProto.FLOAT, TensorProto.BOOL)
 _FLOATS: Final = (
     TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16
 )  # fmt: skip
+_KINDS: Final = {
+    "value": AttributeProto.TENSOR, "value_float": AttributeProto.FLOAT,
+    "value_floats": AttributeProto.FLOATS, "value_int": AttributeProto.INT,
+    "value_ints": AttributeProto.INTS, "value_string": AttributeProto.STRING,
+    "value_strings": AttributeProto.STRINGS,
+}  # fmt: skip
+"""Of a constant's value, by its name."""
 
 
 def check_network(where: str, model: bytes) -> None:
@@ -91,6 +98,11 @@ def _check_node(where: str, node: Any) -> None:
         raise ConfigurationError(
             f"{where} is not among the operators known to do the same work for each record. Put the network"
             " together without it; docs/models.md lists them."
+        )
+    if node.op_type == "Constant" and any(each.type != _KINDS.get(each.name) for each in node.attribute):
+        raise ConfigurationError(
+            f"{where} says that its value is of another kind than its name says; ONNX Runtime takes what is"
+            " of that kind."
         )
     if node.op_type == "MaxPool" and (_integer(node, "storage_order") or not _is_dense(node)):
         raise ConfigurationError(

@@ -45,6 +45,14 @@ def of(nodes: list[Any], **constants: NDArray[Any]) -> bytes:
     return network(nodes, constants=constants)
 
 
+def two_minded(name: str, number: int) -> Any:
+    """A whole number to ONNX Runtime, and to who looks for a tensor, one of float32."""
+    made = helper.make_node("Constant", [], [name], value_int=number)
+    made.attribute[0].name = "value"
+    made.attribute[0].t.CopyFrom(numpy_helper.from_array(np.float32(0)))
+    return made
+
+
 BAD: dict[str, tuple[bytes, str]] = {
     "the runtime's own format": (b"\x18\0\0\0ORTM" + bytes(64), "ONNX Runtime's own format"),
     "integers divided": (
@@ -92,6 +100,12 @@ BAD: dict[str, tuple[bytes, str]] = {
             node("Reshape", "g flat", "y")],
            a=np.array([1]), w=np.ones((1, 16, 4), np.float32), flat=np.array([-1, 4])),
         r"\(LSTM\) is not among",
+    ),
+    "a constant of another kind": (
+        of([two_minded("one", 1), two_minded("none", 0), node("Less", "x zero", "c"),
+            node("Where", "c one none", "i"), node("Div", "one i", "q"), node("Cast", "q", "y", to=1)],
+           zero=np.zeros(1, np.float32)),
+        "another kind than its name says",
     ),
     "a constant of two minds": (
         of([helper.make_node("Constant", [], ["w"], value_float=1.0, value_int=1), node("Add", "x w", "y")]),
