@@ -151,16 +151,30 @@ class PldAccountant(Accountant):
         """As the base class says.
 
         Of more than 2,048 charges only some 1,024, evenly spaced, are looked at after, and fewer where their
-        losses have many cells; for the others, the figure is the ε after the next that is.
+        losses have many cells; for the others, the figure is the ε after the next that is. Where even one
+        look, whose window holds all that comes before, takes too long, the figure of all is the ε after all.
         """
         stride = 1 if len(charges) <= _MAX_STAGES else math.ceil(2 * len(charges) / _MAX_STAGES)
         while True:
             try:
                 return self._running_at(charges, delta, stride)
             except GridTooFineError as error:
-                if self.grid is None or stride >= len(charges):
+                if self.grid is None:
                     raise
-                stride = min(len(charges), math.ceil(_SPARE * error.excess * stride))
+                if stride >= len(charges):
+                    return np.full(len(charges), self._after_all(charges, delta))
+                stride = min(len(charges), max(2 * stride, math.ceil(_SPARE * error.excess * stride)))
+
+    def _after_all(self, charges: Sequence[Runs], delta: float) -> float:
+        """The ε after all charges, on the grid that was given.
+
+        Raises:
+            GridTooFineError: that takes too long, too.
+        """
+        assert self.grid is not None
+        merged = _merged(charges)
+        losses = _composed(merged, self.grid, delta, most_work=_MOST_RUNNING_WORK)
+        return _least_bound(merged, delta, max(loss.epsilon(delta) for loss in losses))
 
     def _running_at(self, charges: Sequence[Runs], delta: float, stride: int) -> FloatArray:
         """The same, with a look after each ``stride`` charges and the last.
@@ -168,10 +182,7 @@ class PldAccountant(Accountant):
         Raises:
             GridTooFineError: so many looks on this grid take too long, or it is too fine for any.
         """
-        counts: Counter[Component] = Counter()
-        for mechanism, count in charges:
-            counts[mechanism] += count
-        merged = canonical(counts)
+        merged = _merged(charges)
         row_of = {mechanism: row for row, (mechanism, _) in enumerate(merged)}
         stages = []
         for start in range(0, len(charges), stride):
@@ -187,6 +198,14 @@ class PldAccountant(Accountant):
             if running[-1] > _FAR_OUT or _is_rare(charges):
                 running = np.minimum(running, _renyi_bounds(charges, delta)[ends])
         return np.asarray(np.repeat(np.maximum.accumulate(running), stride)[: len(charges)])
+
+
+def _merged(charges: Sequence[Runs]) -> list[Runs]:
+    """Charges with equal mechanisms together, in canonical order."""
+    counts: Counter[Component] = Counter()
+    for mechanism, count in charges:
+        counts[mechanism] += count
+    return canonical(counts)
 
 
 def _least_bound(charges: Sequence[Runs], delta: float, composed: float) -> float:

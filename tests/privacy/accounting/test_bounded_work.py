@@ -10,6 +10,8 @@ import pytest
 from dpagent.errors import ParameterError
 from dpagent.privacy.accounting import pld
 from dpagent.privacy.accounting.choice import accountant_named, priced
+from dpagent.privacy.accounting.composed_loss import GridTooFineError
+from dpagent.privacy.accounting.normal_form import runs_of
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.events import ApproximateEvent, Event, GaussianEvent, poisson_sampled
@@ -54,3 +56,28 @@ def test_where_no_grid_is_coarse_enough_other_bounds_are_stated(monkeypatch: pyt
     assert PldAccountant().epsilon_after(mixed, DELTA) == math.inf
     with pytest.raises(ParameterError, match="takes too long"):
         priced(mixed, DELTA)
+
+
+def test_what_has_a_price_has_a_figure_after_each_charge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a look at a part of a job takes longer than the price of all of it, as with a great ε: else
+    a device would refuse its own ledger at its next start (before, 2,047 rounds at ε = 984 and δ = 1e-12)."""
+    events: list[Event] = [GaussianEvent(sigma) for sigma in np.geomspace(0.2, 0.3, 16).tolist()]
+    account, epsilon = priced(events, DELTA)
+    assert isinstance(account, PldAccountant)
+    assert epsilon > 200
+    exact = account.running_epsilon(events, DELTA)
+    charges = [runs_of(event) for event in events]
+    for work in (round(2**25 * 0.75**power) for power in range(40)):
+        monkeypatch.setattr(pld, "_MOST_RUNNING_WORK", work)
+        try:
+            account._running_at(charges, DELTA, len(events))
+        except GridTooFineError:
+            break
+    else:
+        pytest.fail("no look takes too long: nothing is shown")
+    running = account.running_epsilon(events, DELTA)
+    assert (running >= exact * (1 - 1e-9)).all()
+    assert running[-1] == pytest.approx(epsilon, rel=1e-9)
+    monkeypatch.setattr(pld, "_MOST_RUNNING_WORK", 1)
+    with pytest.raises(GridTooFineError):
+        account.running_epsilon(events, DELTA)
