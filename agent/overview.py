@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.audit import open_ledger
+from agent.columns import dataset_of
 from agent.governor_settings import GovernorSettings, is_in, next_change
 from agent.heads import read_second_head
 from agent.rounds import RoundState
@@ -280,10 +281,14 @@ def _accounts(settings: AgentSettings) -> tuple[Account, ...]:
         raise LedgerError(
             f"{files.second_head}, the second head of the ledger, is missing. What to do: `dpagent doctor`."
         )
+    # Rounds without a guarantee leave no figure of their records a bound, in whichever account.
+    exposed = {name for name, total in head.datasets.items() if math.isinf(total.epsilon_reserved)}
     return tuple(
         Account(
-            name, spent.get(name, 0.0), total.epsilon_reserved, total.epsilon_budget,
-            total.delta_reserved, total.delta_budget,
+            name,
+            math.inf if dataset_of(name) in exposed else spent.get(name, 0.0),
+            math.inf if dataset_of(name) in exposed else total.epsilon_reserved,
+            total.epsilon_budget, total.delta_reserved, total.delta_budget,
         )
         for name, total in head.datasets.items()
     )  # fmt: skip

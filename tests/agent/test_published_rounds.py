@@ -24,9 +24,11 @@ from agent.custody import begin_ledger, go_on_after_restore, raise_budget
 from agent.declined import Declined
 from agent.heads import read_second_head
 from agent.limits import BeyondLimitError
+from agent.overview import overview_of
 from agent.priced_charges import charge_of
 from agent.published_state import PublishedStateFile
 from agent.replay import replay
+from agent.sensors import Sensors
 from agent.settings import load_agent_settings
 from agent.state import AgentState
 from dpagent.errors import LedgerError, PlanError
@@ -173,6 +175,22 @@ def test_the_books_say_that_nothing_is_guaranteed(path: Path, state: AgentState)
     for account in (DATASET, ACCOUNT):
         assert document["datasets"][account]["statement"]["guarantee"] == "none"
     assert document["datasets"][DATASET]["epsilon_reserved"] is None
+
+
+def test_no_figure_of_any_account_is_shown_as_a_bound(tmp_path: Path) -> None:
+    """By the status and the metrics either, which take them from the second head (before, ε of the account
+    that trusts the coordinator stood there as if nothing had been)."""
+    budget = {"epsilon": 8.0, "delta": 1e-3, "coordinator": {"epsilon": 20.0, "delta": 1e-3}}
+    settings = load_agent_settings(write_agent(tmp_path, None, KEY, budget=budget))
+    state = AgentState(settings.ledger_files, settings.lifetime_budgets, check=replay)
+    take_part(state, update_plan(job=OTHER_JOB))
+    before = overview_of(settings, Sensors(tmp_path)).accounts
+    take_part(state, published_plan())
+    state.close()
+    assert [each.name for each in before] == [DATASET, ACCOUNT]
+    assert 0 < before[1].epsilon_spent <= before[1].epsilon_reserved < 20.0
+    for each in overview_of(settings, Sensors(tmp_path)).accounts:
+        assert (each.epsilon_spent, each.epsilon_reserved, each.epsilon_left) == (math.inf, math.inf, 0.0)
 
 
 def test_a_ledger_that_says_otherwise_is_found(path: Path, state: AgentState) -> None:
