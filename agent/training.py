@@ -64,11 +64,11 @@ class _Attempt(Protocol):
     def __call__(self, compute: Callable[[Dataset], ResultT], otherwise: ResultT) -> ResultT: ...
 
 
-_SPARE_BYTES: Final = 1 << 20
-"""For all that is small."""
-_ROW_BYTES: Final = 120
-"""Of each record, in the index of rows, while it is read beside the one before."""
-_FEATURES_BYTES: Final = 80
+_SMALL: Final = (1 << 16, 16)
+"""Bytes of a piece, and pieces, for all that is small."""
+_OF_ROWS: Final = (30, 4)
+"""The same of each record, in the index of rows, while it is read beside the one before."""
+_OF_FEATURES: Final = (20, 4)
 """Of each, in the index of features."""
 _VECTORS: Final = 8
 """Of the update's size, that a step has at a time."""
@@ -306,17 +306,21 @@ class Trainer:
         """Have the memory that the round takes besides that of a batch, which is tried: for the tables
         of records, and for vectors of the model's size. What is freed stays with this process
         (:mod:`agent.child_programs`), so it is taken only if no round before has taken as much: it might
-        not be there in one piece any more, and that is a matter of records. Public.
+        not be there in such pieces any more, and that is a matter of records. Public.
 
         Raises:
             MemoryError: There is none.
         """
-        tables = (_ROW_BYTES + _FEATURES_BYTES * bool(task.spec.front_end)) * self._max_records
         release, parameters = task.release, task.spec.parameter_count
-        vectors = _VECTORS * 8 * (release.dimension if isinstance(release, NoisySum) else parameters)
-        taken = _SPARE_BYTES + tables + vectors
+        pieces = [
+            _SMALL,
+            (8 * (release.dimension if isinstance(release, NoisySum) else parameters), _VECTORS),
+            *((each * self._max_records, count) for each, count in _tables_of(task)),
+        ]
+        taken = sum(size * count for size, count in pieces)
         if taken > self._taken_bytes:
-            np.ones(taken, np.uint8)  # Written to, not just promised.
+            # Written to, not just promised.
+            _ = [np.ones(size, np.uint8) for size, count in pieces for _ in range(count)]
             self._taken_bytes = taken
 
     def _disk_reads(self, task: RoundTask) -> int:
@@ -423,6 +427,11 @@ class Trainer:
             self._front_end, self._features_are_of = front_end, None
             front_end(np.zeros((1, *front_end.input_shape), np.float32))
         return self._front_end
+
+
+def _tables_of(task: RoundTask) -> list[tuple[int, int]]:
+    """Bytes of each record in a piece, and pieces."""
+    return [_OF_ROWS, _OF_FEATURES] if task.spec.front_end else [_OF_ROWS]
 
 
 def _sums_moments(release: Release) -> bool:
