@@ -56,6 +56,7 @@ from dpagent.extras import ONNX_RUNTIME, runtime_remedy
 from dpagent.learning.data.opening import list_declared
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.training.engine_choice import Bench, UnsuitableEngineError
+from dpagent.notation import downwards, upwards
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.receipts import receipt_place
@@ -303,9 +304,11 @@ def _budget(
             "Nothing, if these data have trained enough. `dpagent budget raise` gives away more privacy.",
             ExitCode.LEDGER,
         )
-    text = f"{account}: ε = {epsilon:.4g} of {wanted.epsilon:g} is left"
+    text = f"{account}: ε = {downwards(epsilon)} of {wanted.epsilon:g} is left"
     if last_price > 0 and math.isfinite(last_price):
-        text += f", for {counted(int(epsilon / last_price), 'job')} like the last one (ε = {last_price:.4g})"
+        text += (
+            f", for {counted(int(epsilon / last_price), 'job')} like the last one (ε = {upwards(last_price)})"
+        )
     if epsilon < _SOON * wanted.epsilon:
         return warning("budget", text, "Soon these records train no more: that is what a budget is for.")
     return fine("budget", text)

@@ -36,6 +36,7 @@ from dpagent.faults import FaultPoint
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.input_form import InputForm
 from dpagent.learning.data.opening import open_inferred
+from dpagent.notation import upwards
 from dpagent.privacy.statement import Trust, Unit, delta_warning, epsilon_warning
 from dpagent.protocol.sealing import Opener
 from dpagent.storage import disk_errors
@@ -296,7 +297,7 @@ class RunningJob:
             )  # fmt: skip
         elif queue.begin(queued.number, prepared.stepper.initial(), clock.unix()):
             epsilon = job.epsilon_by_round[-1]
-            promised = f"ε = {epsilon:.4g}" if math.isfinite(epsilon) else "no guarantee"
+            promised = f"ε = {upwards(epsilon)}" if math.isfinite(epsilon) else "no guarantee"
             log.info(
                 "%s begins: %s, %s", _shown(queued), counted(job.rounds, "round"), promised,
                 extra=about(event=Event.JOB_BEGUN, job=job.id.hex(), job_name=queued.name, rounds=job.rounds),

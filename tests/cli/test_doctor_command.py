@@ -23,6 +23,7 @@ from dpagent import storage
 from dpagent.errors import ExitCode
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
+from dpagent.notation import upwards
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Signer
 from dpagent.protocol.topics import Topics
@@ -71,7 +72,7 @@ def test_a_board_without_a_fault_has_none(board: Path) -> None:
     lines = result.stdout.splitlines()
     assert lines[-1] == "Nothing is wrong."
     assert any("digits: 50 records" in line for line in lines)
-    assert any("ε = 4 of 4 is left" in line for line in lines)
+    assert any("ε = 4.000 of 4 is left" in line for line in lines)
     assert not any("→" in line for line in lines)
 
 
@@ -175,7 +176,7 @@ def test_what_is_left_of_the_budget_is_told_in_jobs(board: Path) -> None:
         price = state.ledger.accounts.reserved("digits").epsilon
     text = str(of_board(board)["budget"]["finding"])
     assert f"for {int((4.0 - price) / price)} job" in text
-    assert f"ε = {price:.4g}" in text
+    assert f"(ε = {upwards(price)})" in text
     # Just as much as is reserved: nothing is left.
     values = yaml.safe_load(board.read_text())
     board.write_text(yaml.safe_dump(values | {"budget": {"epsilon": price, "delta": 1e-4}}))
