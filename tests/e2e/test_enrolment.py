@@ -37,6 +37,7 @@ from dpagent.transport.settings import MqttSettings
 QUICK = (
     *("--set", "limits.minimum_compute_slot_s=0.001", "--set", "limits.minimum_jitter_window_s=0"),
     *("--set", "limits.minimum_fragments=1", "--set", "limits.messages_per_second=200"),
+    *("--set", "limits.maximum_update_mib=1", "--set", "limits.maximum_charges=500"),
 )
 
 
