@@ -108,7 +108,7 @@ def a_board_answers_after_plans_that_are_refused_at_length(disk: Path, home: Pat
         with Announcer(broker, "refused") as announcer:
             announcer.announce_model(WEIGHTS)
             file = write_agent(
-                disk, broker, announcer.signer.public_key, fleet="refused",
+                disk, broker, announcer.signer.public_key, fleet="refused", has_room=False,
                 budget={"epsilon": 100.0, "delta": 1e-2},
                 limits={"maximum_fragments": 4_096, "minimum_compute_slot_s": 0.3, "maximum_charges": 10},
             )  # fmt: skip
