@@ -32,8 +32,6 @@ class LogThread(logging.Handler):
 
     def __init__(self, handler: logging.StreamHandler[Any]) -> None:
         super().__init__()
-        # The end of the program waits for each handler's lock, and for that of Python's standard error.
-        handler.lock = None
         handler.setStream(_StandardError())
         self._handler = handler
         self._lines: queue.Queue[logging.LogRecord] = queue.Queue(_MOST)
@@ -60,7 +58,8 @@ class LogThread(logging.Handler):
     def _write(self) -> None:
         while True:
             record = self._lines.get()
-            self._handler.handle(record)
+            # Not by `handle`, which has its lock meanwhile: the end of the program waits for that.
+            self._handler.emit(record)
             lost, self._lost = self._lost, 0
             if lost:
                 log.warning("%s lost: nobody took what was written before", counted(lost, "line"))
@@ -68,7 +67,7 @@ class LogThread(logging.Handler):
 
 
 class _StandardError:
-    """Without a lock or a buffer."""
+    """Without a buffer or a lock, for which the end of the program waits, too."""
 
     def write(self, text: str) -> None:
         left = memoryview(text.encode(errors="backslashreplace"))
