@@ -31,7 +31,7 @@ from agent.device_update import device_update
 from agent.effort import Effort
 from agent.look_messages import LookResult
 from agent.noisy_sums import clipped_sum, sum_of_moments
-from agent.published_state import PublishedStateFile
+from agent.published_state import PublishedStateFile, get_ready
 from agent.records import Records
 from agent.row_files import CACHED_BYTES
 from agent.training_messages import Update
@@ -218,6 +218,8 @@ class Trainer:
                 self._tried_engine, self._tried, self._taken_bytes = engine, ("", 0), 0
         if isinstance(task.release, NoisySum):
             self._require_bounded(task.release, engine)
+            if task.release.published_cap is not None:
+                get_ready()
         effort = Effort(
             task, weights, engine, self._max_records,
             front_end=front_end, new_records=self._most_new_records(front_end, adopts=adopts),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,8 +12,16 @@ from pathlib import Path
 
 import pytest
 from brokers import PATIENCE_S, wait_until
+from devices import KEY, WEIGHTS
+from fleets import make_plan, published_plan, report_plan, terms, update_plan, write_agent
 from lone_agents import BLOCKS, charges, ids, plan_for
+from neighbours import decode_here
 from observers import Announcer
+
+from agent.profile import load_profile
+from agent.settings import load_agent_settings
+from agent.worker import training_settings
+from dpagent.protocol.messages import Plan
 
 PROGRAM = """
 import atexit, json, sys
@@ -32,6 +41,17 @@ from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 engine = NumpyEngine(built_in("digits"), microbatch=4)
 assert engine.is_batch_invariant()
 print(json.dumps(sorted(sys.modules)))
+"""
+UPDATES = """
+import json, pickle, sys
+from agent.worker_program import RoundTask, Trainer
+settings, plan, weights = pickle.load(sys.stdin.buffer)
+task, trainer = RoundTask.of(plan), Trainer(settings)
+work = trainer.prepare(task, {}, task.weights_from(weights))
+before = set(sys.modules)
+update = trainer.noisy_update(work)
+update.as_sent(plan)
+print(json.dumps([update.failure, *(set(sys.modules) - before)]))
 """
 NOT_OF_TRAINING = {
     "numpy.random", "multiprocessing", "subprocess", "tempfile", "zipfile", "importlib.metadata", "email",
@@ -66,3 +86,20 @@ def test_training_never_needs_what_opens_data_prices_or_starts_programs() -> Non
     modules = set(json.loads(said.stdout))
     assert "agent.training" in modules
     assert modules & NOT_OF_TRAINING == set()
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [make_plan(**terms(rate=0.5)), report_plan(), update_plan(), published_plan()],
+    ids=lambda p: p.method,
+)
+def test_what_an_update_needs_is_loaded_before_the_charge(tmp_path: Path, plan: Plan) -> None:
+    """Before, memory that nothing had tried: numpy's generators, for methods that train locally."""
+    settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy"))
+    settings.state_dir.mkdir(exist_ok=True)
+    decode_here(settings.data, settings.state_dir)
+    order = (training_settings(settings, load_profile("generic-x86-64")), plan, WEIGHTS)
+    said = subprocess.run(
+        [sys.executable, "-c", UPDATES], input=pickle.dumps(order), stdout=subprocess.PIPE, check=True
+    )
+    assert json.loads(said.stdout) == [None]

@@ -77,13 +77,15 @@ class LocalSgd:
         Raises:
             ConfigurationError, StorageError: the board fails, which is no record's doing.
         """
+        import random  # as the trials before the charge did: no memory for numpy's has been had
+
         from dpagent.learning.training.lots import sum_over_lot  # which the agent itself never loads
 
-        seed = int.from_bytes(entropy(_SEED_BYTES), "little")
-        generator, local = np.random.default_rng(seed), weights.copy()
+        generator, local = random.Random(entropy(_SEED_BYTES)), weights.copy()
         for _ in range(self.steps):
+            drawn = np.frombuffer(generator.randbytes(8 * self.batch), np.uint64)
             # Without records, the index 0 is nobody's.
-            batch = generator.integers(max(len(dataset), 1), size=self.batch, dtype=np.intp)
+            batch = (drawn % np.uint64(max(len(dataset), 1))).astype(np.intp)
             total = sum_over_lot(
                 engine, local, dataset, batch, [self.largest_gradient], filling=filling
             ).total
