@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +20,19 @@ LITTLE_MEMORY: Final = {
 """With these, it gives back what its threads do not need any more: 1 MiB of the agent."""
 
 
+def keep_from_children(variables: Mapping[str, str]) -> None:
+    """Have no program that this one starts get variables that are for this one alone.
+
+    Args:
+        variables: with their values; with others, they are the owner's.
+    """
+    for name, value in variables.items():
+        if os.environ.get(name) == value:
+            del os.environ[name]
+
+
 def environment() -> dict[str, str]:
     """The environment of a child: it imports from where this program does, and not from the directory that it
     runs in, whose folders may be called like the packages. It does not keep its memory."""
-    kept = {key: value for key, value in os.environ.items() if key not in KEPT_MEMORY | LITTLE_MEMORY}
+    kept = {key: value for key, value in os.environ.items() if key not in KEPT_MEMORY}
     return kept | {"PYTHONPATH": os.pathsep.join(place or str(Path.cwd()) for place in sys.path)}

@@ -21,6 +21,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # `dpagent run` held them.
 
+from agent.child_programs import LITTLE_MEMORY, keep_from_children
 from agent.marked_log import MarkedFormatter, is_private
 from cli.configurations import agent_settings
 from cli.daemons import LogFormat, LogLevel, StopSignals, start_logging
@@ -87,6 +88,7 @@ def main() -> None:
     with contextlib.suppress(OSError):
         # `top` and `pgrep` know it by the name of the command, which the start of another program took.
         Path("/proc/self/comm").write_text("dpagent")
+    keep_from_children(LITTLE_MEMORY)
     config, level, shape, *options = sys.argv[1:]
     arguments = Path(config) if config else None, options, LogLevel(level), LogFormat(shape)
     reported(lambda: sys.exit(run_agent(*arguments)))

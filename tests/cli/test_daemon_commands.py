@@ -24,6 +24,7 @@ from pictures import folder_of
 from stores import begin_job
 
 import cli
+from agent.child_programs import LITTLE_MEMORY
 from coordinator.queue import Queue
 from coordinator.settings import load_fleet_settings
 from coordinator.stepping import Stepper
@@ -273,6 +274,21 @@ def test_an_agent_goes_on_as_a_program_without_what_reads_options(
     assert {"MALLOC_TOP_PAD_=4096", "MALLOC_ARENA_MAX=3"} <= set(variables)
     assert "_sqlite3" in maps
     assert "pydantic" not in maps
+
+
+def test_what_an_agent_starts_has_the_memory_that_its_owner_has_chosen(tmp_path: Path) -> None:
+    """Before, a command of the board's owner had the agent's, which slows one with many threads."""
+    program = "import atexit, os, cli.agent_program as here\n"
+    program += (
+        "atexit.register(lambda: print(*(name for name in os.environ if name.startswith('MALLOC_'))))\n"
+    )
+    program += "here.main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "absent.yaml", "info", "text"],
+        env=os.environ | LITTLE_MEMORY | {"MALLOC_ARENA_MAX": "3"},
+        stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert ended.stdout == "MALLOC_ARENA_MAX\n"
 
 
 @pytest.mark.usefixtures("executed")
