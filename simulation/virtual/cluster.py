@@ -192,7 +192,7 @@ def _start(ray: Any, request: ClusterRequest, record_bytes: int, directory: Path
             object_store_memory=store,
             _temp_dir=str(directory),
         )
-    except (OSError, RuntimeError, ValueError, ConnectionError, TimeoutError) as error:
+    except Exception as error:  # A bare one where a process of Ray's is slow to begin.
         raise ClusterError(
             f"Ray cannot be started on this machine: {_first_line(error)}. Free some memory and room in "
             f"{directory.parent}, or name a cluster with --address."
@@ -210,7 +210,7 @@ def _shut_down(ray: Any) -> None:
 def _join(ray: Any, address: str) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
-    except (OSError, RuntimeError, ValueError, ConnectionError, TimeoutError) as error:
+    except Exception as error:
         raise ClusterError(
             f"--address {address}: no Ray cluster can be used there ({_first_line(error)}). Expected "
             "HOST:PORT of its head node, as `ray start --head` prints it."
