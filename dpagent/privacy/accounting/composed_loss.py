@@ -83,6 +83,7 @@ _HALVINGS: Final = 5
 _BACK_OFF: Final = 0.8
 _FIXED_WORK: Final = 32  # of a law, in transforms
 _TINY: Final = 1e-300
+_LEAST_EXACT: Final = 1e-290
 _SMALL: Final = 1e-200
 
 
@@ -130,6 +131,8 @@ def split_masses(p: FloatArray, q: FloatArray, left: FloatArray, step: float) ->
     # The difference cancels all but a share h of p: the part that rounding may hide is added to the right.
     # Where e^left would overflow, q has vanished; a smaller e^left errs to the right.
     likelihood = np.exp(np.minimum(left, MAX_EXPONENT))
+    # So does no mass of Q where it is so small that it may be subnormal, and wrong by any share of itself.
+    q = np.where(q < _LEAST_EXACT, 0.0, q)
     right = (p - q * likelihood) / -math.expm1(-step) + (8 * EPS / step) * p
     return np.asarray(np.clip(right, 0.0, p))
 

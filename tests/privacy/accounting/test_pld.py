@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpagent.errors import ParameterError
+from dpagent.privacy.accounting.choice import priced
 from dpagent.privacy.accounting.gaussian_loss import DISCRETE_SHARE, MIN_SIGMA_UNITS
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.accounting.rdp import RdpAccountant
@@ -446,3 +447,16 @@ def test_a_bad_grid_is_named(grid: float) -> None:
 def test_a_grid_too_fine_for_the_memory_says_so() -> None:
     with pytest.raises(ParameterError, match="coarser grid"):
         spent([poisson_sampled(GaussianEvent(0.1), 1.0, 1)], 1e-5, grid=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "delta"), [(0.07022719339619811, 4.931711356479981e-130), (0.0582, 1e-100)]
+)
+def test_masses_below_double_precision_make_no_price_too_small(sigma: float, delta: float) -> None:
+    """Of one release, at the least noise that devices take and a δ of no use to anybody: where a loss is as
+    great, the law without the record has less than 1e-308 there (before, 445.828 was said of 445.871)."""
+    epsilon = priced([GaussianEvent(sigma)], delta)[1]
+    with mpmath.workdps(60):
+        mu, e = 1 / mpmath.mpf(sigma), mpmath.mpf(epsilon)
+        exact = mpmath.ncdf(mu / 2 - e / mu) - mpmath.exp(e) * mpmath.ncdf(-mu / 2 - e / mu)
+        assert exact <= delta
