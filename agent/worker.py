@@ -43,6 +43,7 @@ from agent.training_messages import (
     WorkerError,
 )
 from agent.training_settings import TrainingSettings
+from dpagent.errors import said
 
 log = logging.getLogger(__name__)
 
@@ -295,10 +296,15 @@ class _Process:
 
     def _write(self) -> None:
         """Send questions for as long as the process reads."""
-        # If it has ended, the reader finds out, and how.
-        with contextlib.suppress(OSError):
+        try:
             while not isinstance(question := self._questions.get(), _NoMore):
                 self._channel.send(question)
+        except OSError:
+            pass  # It has ended; the reader finds out, and how.
+        except Exception as error:  # Memory for the question, say, which has a model's weights in it.
+            log.debug("the details", exc_info=True)
+            log.error("the training process cannot be asked: %s", said(error))
+            self._channel.hang_up()  # Who waits for an answer would else wait for ever.
 
     def _read(self) -> None:
         """Take what the process says until it ends."""

@@ -28,6 +28,7 @@ from agent.training_messages import (
     Reading,
     Start,
     UsedProcessError,
+    WorkerError,
 )
 from dpagent.errors import said
 from dpagent.learning.subnormals import flush_subnormals
@@ -46,14 +47,17 @@ class _Questions:
         threading.Thread(target=self._read, name="questions", daemon=True).start()
 
     def next(self) -> Any:
+        """The next one; None: there was no memory for it."""
         return self._queue.get()
 
     def _read(self) -> None:
-        try:
-            while True:
+        while True:
+            try:
                 self._queue.put(self._channel.receive())
-        except (EOFError, OSError):
-            os._exit(0)  # Whatever else runs here.
+            except MemoryError:
+                self._queue.put(None)
+            except (EOFError, OSError):
+                os._exit(0)  # Whatever else runs here.
 
 
 def serve(channel: Channel) -> None:
@@ -71,11 +75,13 @@ def serve(channel: Channel) -> None:
     work: Work | None = None
     has_worked, is_first = False, True
     while True:
-        question: Order | Reading = questions.next()
+        question: Order | Reading | None = questions.next()
         spent = _Spent(trainer, has_worked=has_worked, is_first=is_first)
         is_first = False
         try:
             trainer = trainer or Trainer(start.settings)
+            if question is None:
+                raise WorkerError("there is no memory for the round on this board now")
             if isinstance(question, Order):
                 work = None
                 task = RoundTask.of(question.plan)

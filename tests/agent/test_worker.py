@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -220,6 +222,26 @@ def test_one_that_reads_nothing_keeps_the_agent_from_nothing(worker: Worker) -> 
             answer.result(PATIENCE_S)
 
 
+def test_a_question_that_cannot_be_put_is_answered(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    """Before, whoever asked waited for ever."""
+    unheard = Order(PLAN, WEIGHTS, {"what cannot be sent": threading.Lock()})  # type: ignore[dict-item]
+    with pytest.raises(WorkerError, match="the training process ended"):
+        worker.prepare(unheard).result(PATIENCE_S)
+    assert "cannot be asked" in caplog.text
+    worker.prepare(order()).result(PATIENCE_S)
+
+
+def test_a_question_that_training_has_no_memory_for_is_answered(worker: Worker) -> None:
+    """Before, whoever asked waited for ever."""
+    worker.prepare(order()).result(PATIENCE_S)
+    pages = int(Path(f"/proc/{pid_of(worker)}/statm").read_text().split()[0])
+    some = pages * resource.getpagesize() + (8 << 20)
+    resource.prlimit(pid_of(worker), resource.RLIMIT_AS, (some, some))
+    with pytest.raises(WorkerError, match="no memory"):
+        worker.prepare(Order(PLAN, bytes(256 << 20), {})).result(PATIENCE_S)
+    assert worker.prepare(order()).result(PATIENCE_S).longest_s > 0, "the next is heard"
+
+
 def test_it_holds_nothing_once_it_is_ended(worker: Worker) -> None:
     worker.prepare(order()).result(PATIENCE_S)
     pid = pid_of(worker)
@@ -234,6 +256,7 @@ def test_it_holds_nothing_once_it_is_ended(worker: Worker) -> None:
 
 ORPHAN = """
 import sys
+import threading
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 from test_worker import made, order, pid_of
