@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 _BITS: Final = 24
 """Of a number in [0, 1): as many as a float32 has."""
+_AT_ONCE: Final = 1 << 16
+"""Numbers: what is drawn at once takes four times their memory, and has no more than 2³¹ bits."""
 
 
 class TrialNumbers:
@@ -29,8 +31,10 @@ class TrialNumbers:
 
     def uniform(self, shape: Sequence[int], low: float = 0.0, high: float = 1.0) -> NDArray[np.float32]:
         """Numbers of [low, high), of this shape."""
-        bits = np.frombuffer(self._generator.randbytes(4 * math.prod(shape)), np.uint32) >> (32 - _BITS)
-        numbers = bits.astype(np.float32)
+        numbers = np.empty(math.prod(shape), np.float32)
+        for start in range(0, len(numbers), _AT_ONCE):
+            some = numbers[start : start + _AT_ONCE]
+            some[...] = np.frombuffer(self._generator.randbytes(4 * len(some)), np.uint32) >> (32 - _BITS)
         numbers *= np.float32((high - low) / 2**_BITS)
         if low:
             numbers += np.float32(low)
@@ -42,12 +46,16 @@ class TrialNumbers:
         Pairs are drawn by a radius and an angle (Box and Muller, 1958).
         """
         count = math.prod(shape)
-        radius, angle = self.uniform((2, -(-count // 2)))
+        radius, angle = pairs = self.uniform((2, -(-count // 2)))
         np.log1p(-radius, out=radius)
         radius *= -2
         np.sqrt(radius, out=radius)
         angle *= np.float32(2 * math.pi)
-        return np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))[:count].reshape(shape)
+        cosine = np.cos(angle)
+        np.sin(angle, out=angle)
+        angle *= radius
+        radius *= cosine
+        return pairs.ravel()[:count].reshape(shape)
 
     def integers(self, bound: int, count: int) -> NDArray[np.int64]:
         """Integers of [0, bound)."""

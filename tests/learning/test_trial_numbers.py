@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy import stats
 
 from dpagent.learning.trial_numbers import TrialNumbers
@@ -55,3 +58,15 @@ def test_they_need_none_of_numpys_generators() -> None:
         "sys.exit('numpy.random' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("draw", [TrialNumbers.uniform, TrialNumbers.normal])
+def test_many_take_little_more_memory_than_they_have(
+    draw: Callable[[TrialNumbers, tuple[int]], NDArray[np.float32]],
+) -> None:
+    """Before, twice or three times as much, and no more than 2²⁶ could be drawn."""
+    tracemalloc.start()
+    numbers = draw(TrialNumbers(5), (1 << 20,))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.6 * numbers.nbytes
