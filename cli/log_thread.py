@@ -7,6 +7,7 @@ many lines it has said of its records.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -42,6 +43,7 @@ class LogThread(logging.Handler):
         """As of :class:`logging.Handler`."""
         try:
             record.msg, record.args = record.getMessage(), None  # As it is now.
+            self._tell_of_lost()
             self._lines.put_nowait(record)
         except queue.Full:
             self._lost += 1
@@ -50,6 +52,8 @@ class LogThread(logging.Handler):
 
     def flush(self) -> None:
         """Wait until the lines are written, if they are soon: the program ends."""
+        with contextlib.suppress(queue.Full):
+            self._tell_of_lost()
         until = time.monotonic() + _ENDING_S
         with self._lines.all_tasks_done:
             while self._lines.unfinished_tasks and (left_s := until - time.monotonic()) > 0:
@@ -60,10 +64,18 @@ class LogThread(logging.Handler):
             record = self._lines.get()
             # Not by `handle`, which has its lock meanwhile: the end of the program waits for that.
             self._handler.emit(record)
-            lost, self._lost = self._lost, 0
-            if lost:
-                log.warning("%s lost: nobody took what was written before", counted(lost, "line"))
             self._lines.task_done()
+
+    def _tell_of_lost(self) -> None:
+        """Where they would stand: after what was written before, once there is room.
+
+        Raises:
+            queue.Full: there is none.
+        """
+        if self._lost and log.isEnabledFor(logging.WARNING):
+            text = f"{counted(self._lost, 'line')} lost: nobody took what was written before"
+            self._lines.put_nowait(log.makeRecord(log.name, logging.WARNING, __file__, 0, text, (), None))
+        self._lost = 0
 
 
 class _StandardError:
