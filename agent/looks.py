@@ -224,6 +224,7 @@ class Looks:
         What it found counts later by as much, whether it was done by then or not.
         """
         if self._held_since is None:
+            self.tend()  # A round that waited may be the first thing after a pause.
             self._held_since = time.monotonic()
             if self._look is not None:
                 self._look.hold(is_held=True)
@@ -231,7 +232,8 @@ class Looks:
     def go_on(self) -> None:
         """Let it go on. Raises nothing."""
         if self._held_since is not None:
-            self._held_s += time.monotonic() - self._held_since
+            self._seen_at = time.monotonic()
+            self._held_s += self._seen_at - self._held_since
             self._held_since = None
             if self._look is not None:
                 self._look.hold(is_held=False)

@@ -110,8 +110,9 @@ def test_the_time_for_which_it_stands_still_does_not_count(looks: Looks) -> None
     wait_until(lambda: looks.is_due, "the rest of its time")
 
 
+@pytest.mark.parametrize("follows", ["nothing", "a round"])
 def test_the_time_for_which_the_whole_agent_stands_still_does_not_count(
-    looks: Looks, settings: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    looks: Looks, settings: DataSettings, monkeypatch: pytest.MonkeyPatch, follows: str
 ) -> None:
     """As in a container that is paused. Before, one record that is slow to decode kept all that had come with
     it out of the round that followed, for which the others alone had been done before the pause."""
@@ -125,10 +126,28 @@ def test_the_time_for_which_the_whole_agent_stands_still_does_not_count(
     os.killpg(group, signal.SIGSTOP)
     time.sleep(0.5)
     os.killpg(group, signal.SIGCONT)
+    if follows == "a round":  # Which waited meanwhile, and is decided on at once.
+        looks.hold()
+        assert not looks.is_due
+        looks.go_on()
     looks.tend()
     assert not looks.is_due
     looks.tend()
     wait_until(lambda: looks.is_due, "the rest of its time")
+
+
+def test_the_time_for_which_it_is_held_is_taken_off_once(
+    looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the agent stood still with it."""
+    monkeypatch.setattr("agent.looks._STILL_S", 0.3)
+    looks.begin()
+    before_s = looks._lasts_s()
+    looks.hold()
+    time.sleep(0.5)
+    looks.go_on()
+    looks.tend()
+    assert looks._lasts_s() >= before_s
 
 
 def test_one_that_begins_while_looks_are_held_stands_still(looks: Looks) -> None:
