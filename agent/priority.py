@@ -63,7 +63,8 @@ def end_before_parent(thousandths: int) -> None:
         thousandths: of the memory there is, that the other one may take more.
     """
     with contextlib.suppress(OSError, ValueError):
-        _ENDS_BY.write_text(str(min(int(_ENDS_BY.read_text()) + thousandths, _FIRST - 1)))
+        parents = int(_ENDS_BY.read_text())
+        _ENDS_BY.write_text(str(max(parents, min(parents + thousandths, _FIRST - 1))))
 
 
 def give_way_to_all() -> None:

@@ -80,3 +80,11 @@ def test_what_reads_records_ends_first_then_errands_training_and_the_agent(
     assert (command, itself) == (1_000, score)
     assert command > errand >= training > itself
     assert errand > training or training == 999, "there is no more room in between"
+
+
+def test_no_program_ends_after_an_agent_that_ends_first_itself() -> None:
+    """As those of some containers do."""
+    program = "from agent.priority import _ENDS_BY as score, end_before_parent; score.write_text('1000');"
+    program += "end_before_parent(50); print(score.read_text())"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(said.stdout) == 1_000
