@@ -21,6 +21,7 @@ from observers import Announcer
 from agent.profile import load_profile
 from agent.settings import load_agent_settings
 from agent.worker import training_settings
+from dpagent.learning.front_end.features import reserve
 from dpagent.protocol.messages import Plan
 
 PROGRAM = """
@@ -44,12 +45,13 @@ print(json.dumps(sorted(sys.modules)))
 """
 UPDATES = """
 import json, pickle, sys
+from agent.look_messages import LookResult
 from agent.worker_program import RoundTask, Trainer
 settings, plan, weights = pickle.load(sys.stdin.buffer)
 task, trainer = RoundTask.of(plan), Trainer(settings)
-work = trainer.prepare(task, {}, task.weights_from(weights))
+work = trainer.prepare(task, {}, task.weights_from(weights), adopts=True)
 before = set(sys.modules)
-update = trainer.noisy_update(work)
+update = trainer.noisy_update(work, LookResult())
 update.as_sent(plan)
 print(json.dumps([update.failure, *(set(sys.modules) - before)]))
 """
@@ -98,6 +100,7 @@ def test_what_an_update_needs_is_loaded_before_the_charge(tmp_path: Path, plan: 
     settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy"))
     settings.state_dir.mkdir(exist_ok=True)
     decode_here(settings.data, settings.state_dir)
+    reserve(settings.state_dir, 1 << 20, 60)  # As an agent's start does.
     order = (training_settings(settings, load_profile("generic-x86-64")), plan, WEIGHTS)
     said = subprocess.run(
         [sys.executable, "-c", UPDATES], input=pickle.dumps(order), stdout=subprocess.PIPE, check=True

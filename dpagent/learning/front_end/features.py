@@ -222,7 +222,7 @@ class _Computed:
         """What was saved; None where there is nothing, or something else."""
         try:
             content = file.read_bytes()
-            values = json.loads(content[:_HEAD_BYTES])
+            values = json.loads(content[:_HEAD_BYTES].decode())  # Of bytes, it would look for an encoding.
             places = int(values["places"])
             body = np.frombuffer(content, np.uint8, places * DIGEST_BYTES, _HEAD_BYTES)
             digests = body.reshape(places, DIGEST_BYTES)
