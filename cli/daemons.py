@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from cli.journal import JournalHandler, writes_to_journal
 from cli.log_thread import LogThread
+from cli.stop_event import StopEvent
 from dpagent.errors import DatabaseAwayError, ExitCode, FleetLedError, NotReadyError
 from dpagent.service_manager import ServiceManager
 from dpagent.structured_log import IsPrivate, JsonFormatter
@@ -65,7 +66,7 @@ class StopSignals:
     """Ends a daemon on SIGTERM or SIGINT: at once while it starts, and by an event once it serves."""
 
     def __init__(self) -> None:
-        self._stop = threading.Event()
+        self._stop = StopEvent()
         self._serves = False
         self._signal: int | None = None
         for number in (signal.SIGTERM, signal.SIGINT):

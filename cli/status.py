@@ -6,7 +6,6 @@ import json
 import math
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -18,6 +17,7 @@ import typer
 from cli.configurations import agent_settings
 from cli.notation import printable
 from cli.options.daemons import AgentConfig
+from cli.stop_event import StopEvent
 from dpagent.errors import ExitCode
 from dpagent.notation import downwards, upwards
 from dpagent.schema.json_values import json_values
@@ -68,7 +68,7 @@ def _look(config: Path | None) -> Overview:
 
 def _watch(config: Path | None, *, as_json: bool) -> None:
     """Show what there is until Ctrl-C or SIGTERM, which end it as they are meant to."""
-    stop = threading.Event()
+    stop = StopEvent()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     if sys.stdout.isatty() and not as_json:

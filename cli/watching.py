@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from cli.notation import percent, printable
+from cli.stop_event import StopEvent
 from dpagent.notation import upwards
 from dpagent.wording import counted, lasting
 
@@ -37,7 +37,7 @@ def watch(settings: CoordinatorSettings, job: str | None, *, as_json: bool) -> N
     from coordinator.page.view import View
 
     view = View(settings)
-    stop = threading.Event()
+    stop = StopEvent()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     if sys.stdout.isatty() and not as_json:

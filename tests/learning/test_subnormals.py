@@ -77,18 +77,18 @@ from dpagent.learning.subnormals import are_flushed
 class Stop(Exception):
     pass
 
-def questions(connection):
+def questions(channel):
     assert are_flushed()
     raise Stop
 
-class Connection:
-    def recv(self):
+class Channel:
+    def receive(self):
         from types import SimpleNamespace
         return SimpleNamespace(settings=SimpleNamespace(niceness=0), log_level=0)
 
 worker_program._Questions = questions
 try:
-    worker_program.serve(Connection())
+    worker_program.serve(Channel())
 except Stop:
     print("asked")
 """
