@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arm.single_gradients import MODELS, single_gradients
-from brokers import Broker
+from brokers import Broker, wait_until
 from children import Child
 from emulated_boards import ARMHF, DPAGENT, MEMORY, PYTHON, SOURCE, EmulatedBoard, boards
 from fleets import run_coordinator, write_agent, write_fleet
@@ -92,7 +92,8 @@ def test_a_job_of_each_method_ends_well_on_each_processor(
     )  # fmt: skip
     command = emulated.command(processor, DPAGENT, "run", "--config", board)
     with run_coordinator(file) as coordinator, Child(command, board.with_suffix(".log")) as agent:
-        assert coordinator.wait(JOB_S) == 0, coordinator.said()[-2_000:] + agent.said()[-2_000:]
+        wait_until(lambda: not coordinator.is_running(), "the end of the job", JOB_S)
+        assert coordinator.wait() == 0, coordinator.said()[-2_000:] + agent.said()[-2_000:]
         said = agent.said()
         agent.stop()
     assert f"board profile {emulated.profile if profile == 'auto' else profile}" in said
