@@ -227,7 +227,7 @@ def status(
             ],
         )
     for column in columns:
-        typer.echo(f"Spent so far: {column.sentence()}.")
+        typer.echo(f"Spent in rounds that are over: {column.sentence()}.")
     if len(columns) > 1:
         typer.echo("These are never added up: each holds for another unit, or trusts other parties.")
     left = dict.fromkeys(layer for each in rounds for layer in each.out_of_range)

@@ -161,7 +161,7 @@ def show(name: Name, config: FleetConfig = None, json_file: JsonFile = None) -> 
         *([("deadline", f"{queued.deadline_s:g} s a round")] if queued.deadline_s else []),
         *([("minimum", f"{queued.minimum_devices} a round")] if queued.minimum_devices else []),
         *(("promised", column.sentence()) for column in promised_by(queued.job)),
-        *(("spent so far", column.sentence()) for column in columns),
+        *(("spent in rounds that are over", column.sentence()) for column in columns),
         *((key, shown(value)) for key, value in flattened(json.loads(queued.settings))),
         ("models", f"{counted(len(models), 'file')} in {settings.directory_of(name)}"),
     ]

@@ -440,7 +440,7 @@ def test_status_says_what_was_spent_for_whom_and_which_layers_left_their_range(t
     shown = dpagent("coordinator", "status", "--config", str(file))
     assert shown.returncode == 0, shown.stderr
     scope = "device-level, replace-one adjacency, trusted party: none"
-    assert f"Spent so far: ε = 4.5, δ = 1e-5 ({scope})." in shown.stdout
+    assert f"Spent in rounds that are over: ε = 4.5, δ = 1e-5 ({scope})." in shown.stdout
     assert "Layer dense 1: on the devices" in shown.stdout
     values = json.loads(dpagent("coordinator", "status", "--config", str(file), "--json").stdout)
     assert [(column["unit"], column["trust"]) for column in values["spent"]] == [
