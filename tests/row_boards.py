@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from pictures import noise, write
 
+from agent import decoding
 from agent.data_settings import DataSettings
 from agent.decoding import bring_up_to_date
 from agent.look_messages import LookOrder
@@ -35,6 +39,21 @@ class Board:
         index = self.store.load()
         assert index is not None
         return self.store.open(index)
+
+
+@contextmanager
+def killed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A look that begins here dies once it has decoded a record."""
+    real = decoding.decode_apart
+
+    def dies(*arguments: Any) -> Any:
+        yield next(real(*arguments))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding, "decode_apart", dies)
+        with pytest.raises(KeyboardInterrupt):
+            yield
 
 
 def pictures(folder: Path, **declared: Any) -> Board:

@@ -15,7 +15,7 @@ from children import PATIENCE_S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pictures import aged, damaged_inside, encoded, folder_of, noise, write
-from row_boards import contents, expected, named, pictures, sign_of, table, tables, values_in
+from row_boards import contents, expected, killed, named, pictures, sign_of, table, tables, values_in
 
 from agent import bounded_decoding, decoding, effort
 from agent.bounded_decoding import Outcome
@@ -168,16 +168,8 @@ def test_a_look_that_is_killed_leaves_the_rows_of_before(
     table(board, [1, 2, 3])
     board.look(at_once=True)
     table(board, [2, 4, 5])
-    real = decoding.decode_apart
-
-    def dies(*arguments: Any) -> Any:
-        yield next(real(*arguments))
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(decoding, "decode_apart", dies)
-        with pytest.raises(KeyboardInterrupt):
-            board.look(at_once=True)
+    with killed(monkeypatch):
+        board.look(at_once=True)
     assert values_in(board.newest()) == [2]
     assert values_in(board.look(at_once=True)) == [2, 4, 5]
 

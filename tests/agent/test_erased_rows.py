@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from pictures import encoded, folder_of, noise, write
-from row_boards import contents, expected, named, pictures, sign_of, table, tables
+from row_boards import contents, expected, killed, named, pictures, sign_of, table, tables
 
 from agent import decoding
 from agent.bounded_decoding import Outcome
 from agent.decoding import bring_up_to_date
-from agent.looks import LookOrder
+from agent.look_messages import LookOrder
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -25,16 +25,8 @@ def test_a_record_that_a_killed_look_had_decoded_is_erased_when_it_is_gone(
     folder_of(board.root, *named(0, 1))
     board.look(at_once=True)
     newer = write(board.root / "2" / "2.png", encoded(noise(2)))
-    real = decoding.decode_apart
-
-    def dies(*arguments: Any) -> Any:
-        yield next(real(*arguments))
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(decoding, "decode_apart", dies)
-        with pytest.raises(KeyboardInterrupt):
-            board.look(at_once=at_once)
+    with killed(monkeypatch):
+        board.look(at_once=at_once)
     assert noise(2).tobytes() in board.store.rows_file.read_bytes()
     newer.unlink()
     assert contents(board.look(at_once=at_once)) == expected(0, 1)
