@@ -41,8 +41,12 @@ class Channel:
         """Have whoever sends or receives here, or at the other end, learn that there is no more."""
         import socket  # which the programs that the agent starts do not need
 
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._descriptor)) as end:
-            end.shutdown(socket.SHUT_RDWR)  # An error: the other end has.
+        end = socket.socket(fileno=self._descriptor)  # No other descriptor: there may be none to be had.
+        try:
+            with contextlib.suppress(OSError):  # The other end has.
+                end.shutdown(socket.SHUT_RDWR)
+        finally:
+            end.detach()
 
     def close(self) -> None:
         """Give the descriptor back. No other thread may be sending or receiving."""

@@ -71,7 +71,12 @@ def test_whoever_waits_at_either_end_learns_that_this_one_hangs_up(ends: tuple[C
     threads = [threading.Thread(target=wait, args=[end]) for end in ends]
     for thread in threads:
         thread.start()
-    ends[0].hang_up()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # No program can open anything more.
+        ends[0].hang_up()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     for thread in threads:
         thread.join(PATIENCE_S)
     assert errors == ["no more"] * 2
