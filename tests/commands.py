@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,11 +19,13 @@ import pytest
 
 _interrupt = signal.getsignal(signal.SIGINT)
 from cli.main import main  # noqa: E402 - it takes the signal while it starts
+from dpagent.errors import ExitCode  # noqa: E402
 
 signal.signal(signal.SIGINT, _interrupt)
 
 TIMEOUT_S = 120
 _WIDTH = {"COLUMNS": "80"}  # as without a terminal
+_LOG = re.compile(r"The details are in (\S+)\.$", re.MULTILINE)
 
 Result = subprocess.CompletedProcess[str]
 
@@ -46,6 +49,8 @@ def dpagent(*arguments: str | Path, **environment: str) -> Result:
         "all later tests would run behind others: use `dpagent_process`"
     )
     texts = [stream.buffer.getvalue().decode() for stream in (out, err)]
+    if code == ExitCode.INTERNAL:
+        print(*texts, *(Path(log).read_text() for log in _LOG.findall(texts[1])))  # shown where a test fails
     return subprocess.CompletedProcess(words, code, *texts)
 
 
