@@ -31,9 +31,9 @@ at most 2 units and the largest high by at most 2n: a total variation distance o
 2n·2⁻¹⁵⁹. If the weights are themselves off by e_j, and S ≥ 1, normalising adds at most Σ|e_j|. Every
 caller shows that Σ|e_j| ≤ n·2⁻¹⁵⁸; then both together are at most n·2⁻¹⁵⁷ = :func:`table_distance`.
 
-**Memory.** A table of 2¹⁸ columns is made in the 5 MiB that it has in the end, and 1 MiB besides: weights are
-computed twice in place of being kept, counts become shares where they stand, and these the arrays of
-:meth:`AliasTable.draw`. As Python's objects, weights, counts and shares are 27 MiB.
+**Memory.** A column takes 20 bytes, and the samplers' largest table, of 2¹⁴ columns, 320 KiB. It is made in
+these and half a MiB besides: weights are computed twice in place of being kept, counts become shares where
+they stand, and these the arrays of :meth:`AliasTable.draw`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _LOW_BITS: Final = 128
 _SPARE: Final = 64
 _SPARE_BYTES: Final = _SPARE * _LOW_BITS // 8
 _WORD: Final = (1 << 64) - 1
-_AT_ONCE: Final = 4096  # columns packed at a time
+_AT_ONCE: Final = 512  # columns packed at a time
 _DECIMAL: Final = Context(prec=110)
 
 

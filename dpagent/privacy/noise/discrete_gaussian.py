@@ -21,7 +21,7 @@ variation, per value:
 
 The variance enters as an exact rational.
 
-**Wide (1024 < σ ≤ 2²⁴).** X = X1 + k·X2 with X1 ~ table(σ1), X2 ~ table(σ2), σ1² = 5k² and
+**Wide (1024 < σ ≤ 2²⁴).** X = X1 + k·Y with X1 ~ table(σ1), Y ~ N_ℤ(0, σ2²), σ1² = 5k² and
 σ1² + k²σ2² = σ², exactly, as rationals (after Micciancio and Walter, CRYPTO 2017, and its
 forerunners; the proof below is short enough to give in full). Completing the square,
 
@@ -31,18 +31,24 @@ so P(X = x) ∝ exp(−x²/(2σ²)) · Σ_j exp(−(j − c_x)²/(2τ²)). By Po
 is τ√(2π)·(1 + 2·Σ_{m≥1} exp(−2π²τ²m²)·cos(2πm·c_x)), within a factor 1 ± η of τ√(2π) for all x,
 with η = 2·Σ_{m≥1} exp(−2π²τ²m²). Hence each probability, normalised, is within a factor
 (1+η)/(1−η) of the right one, and the distance is at most η/(1−η) ≤ 2η. With σ1² = 5k² and
-σ2 ≥ 20, τ² = 5σ2²/(σ2² + 5) > 4.93 and 2η < 10⁻⁴¹. The tables' own distances add to it.
+σ2 ≥ 20, τ² = 5σ2²/(σ2² + 5) > 4.93 and 2η < 10⁻⁴¹.
 
-k is the smallest of five for which σ2 ≤ 630, so that rounds whose σ differ a little share the
-first table (a power of two of columns, filled to 99 %), and the second, which is built anew for
-each σ, has at most 2¹³ columns up to σ = 1.4 million, 2¹⁵ above.
+Y comes from a table, or for σ > 354,690 is itself such a sum, X2 + k'·X3. To have X1 + k·Y' in place of
+X1 + k·Y adds no more than the distance of Y' from Y, so the distances of the sums add up, and with them those
+of the tables.
+
+The strides are the first of five choices for which the last table's σ is at most 630. So rounds whose σ
+differ a little share the other tables (a power of two of columns each, filled to 99 %), and the last, which
+is built anew for each σ, has at most 2¹³ columns up to σ = 12 million, 2¹⁴ above. No table has more, 320 KiB:
+two parts for all σ would need one of 2¹⁸ columns, 5 MiB, which takes half a second to build on a PC and does
+not fit into a board's cache.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Final
@@ -66,10 +72,10 @@ MAX_TABLE_SIGMA: Final = 1024.0
 MAX_SIGMA: Final = 2.0**24
 
 _TAIL_SIGMAS: Final = 13
-#: k, each the largest for which ⌈13·√5·k⌉ + 2 values fit 2¹⁰, 2¹², 2¹⁴, 2¹⁶, 2¹⁸ columns.
-_STRIDES: Final = (35, 140, 563, 2254, 9017)
+#: k, k'. Each is the largest for which ⌈13·√5·k⌉ + 2 values fit 2¹⁰, 2¹² or 2¹⁴ columns.
+_STRIDES: Final = ((35,), (140,), (563,), (140, 35), (140, 140))
 _FIRST_VARIANCE: Final = 5  # σ1²/k²
-_MAX_SECOND_SIGMA: Final = 630
+_MAX_LAST_SIGMA: Final = 630
 
 
 class DiscreteGaussianSampler:
@@ -107,39 +113,57 @@ class DiscreteGaussianSampler:
     def sample(self, count: int) -> NDArray[np.int64]:
         """``count`` independent values, shape (count,); ``count`` may be 0."""
         require_count("count", count, minimum=0)
-        tables = [(stride, gaussian_table(variance)) for stride, variance in self._parts]
+        tables = [(factor, gaussian_table(variance)) for factor, variance in self._parts]
         values = np.empty(count, dtype=np.int64)
         space, total = Workspace(min(count, BLOCK)), np.empty(min(count, BLOCK), dtype=np.int32)
         for start in range(0, count, BLOCK):
             block = values[start : start + BLOCK]
-            # 32 bits hold the sum: 13·(σ1 + k·σ2) is below 2²⁹
+            # 32 bits hold the sum: 13·(σ1 + k·σ2 + k·k'·σ3) is below 2²⁹
             part = total[: block.size]
             part.fill(0)
-            for stride, table in tables:
+            for factor, table in tables:
                 drawn = table.draw(block.size, self._entropy, space, signed=True)
-                part += np.multiply(drawn, np.int32(stride), out=drawn)
+                part += np.multiply(drawn, np.int32(factor), out=drawn)
             np.copyto(block, part)
         return values
 
 
 def decompose(sigma: float) -> tuple[tuple[int, Fraction], ...]:
-    """Strides and exact variances of the table draws that add up to N_ℤ(0, σ²)."""
+    """Factors and exact variances of the table draws that add up to N_ℤ(0, σ²)."""
     variance = Fraction(sigma) ** 2
     if sigma <= MAX_TABLE_SIGMA:
         return ((1, variance),)
-    stride = next((k for k in _STRIDES if sigma <= _MAX_SECOND_SIGMA * k), _STRIDES[-1])
-    first = Fraction(_FIRST_VARIANCE * stride**2)
-    return ((1, first), (stride, (variance - first) / stride**2))
+    fitting = (strides for strides in _STRIDES if sigma <= _MAX_LAST_SIGMA * math.prod(strides))
+    return split(variance, next(fitting, _STRIDES[-1]))
+
+
+def split(variance: Fraction, strides: Sequence[int]) -> tuple[tuple[int, Fraction], ...]:
+    """Factors and variances of X1, X2, … of the module's text, for strides k, k', …"""
+    parts, factor = [], 1
+    for stride in strides:
+        first = Fraction(_FIRST_VARIANCE * stride**2)
+        parts.append((factor, first))
+        variance, factor = (variance - first) / stride**2, factor * stride
+    return (*parts, (factor, variance))
 
 
 def statistical_distance(sigma: float) -> float:
     """The bound of the module's text on the distance of one value, without building tables."""
-    parts = decompose(sigma)
+    return distance_of_parts(decompose(sigma))
+
+
+def distance_of_parts(parts: Sequence[tuple[int, Fraction]]) -> float:
+    """That of the sum of draws from tables: of the tables, and of each sum.
+
+    Args:
+        parts: as of :func:`split`.
+    """
     distance = sum(_table_distance(variance) for _, variance in parts)
-    if len(parts) == 2:
-        (_, first), (stride, second) = parts
-        tau_squared = 1 / (1 / second + stride**2 / first)
-        distance += smoothing_distance(float(tau_squared))
+    factor, rest = parts[-1]
+    for below, first in reversed(parts[:-1]):
+        stride = factor // below
+        distance += smoothing_distance(float(1 / (1 / rest + stride**2 / first)))
+        factor, rest = below, first + stride**2 * rest
     return distance
 
 
