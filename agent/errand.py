@@ -76,6 +76,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
+    """A question that waits for its answer."""
+
     question: object
     answer: Future[Answer | Refusal]
 

@@ -21,6 +21,13 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # `dpagent run` held them.
 
+    from dpagent.put_off import put_off
+
+    # Libraries import them for what the agent does not do: signatures of classes without docstrings, files
+    # in other encodings, identifiers made of network cards. They take 1.5 MiB.
+    for module in ("inspect", "locale", "platform", "uuid"):
+        put_off(module)
+
 from agent.child_programs import LITTLE_MEMORY, keep_from_children
 from agent.marked_log import MarkedFormatter, is_private
 from cli.configurations import agent_settings

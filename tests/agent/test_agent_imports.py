@@ -25,15 +25,15 @@ from dpagent.learning.front_end.features import reserve
 from dpagent.protocol.messages import Plan
 
 PROGRAM = """
-import atexit, json, sys
+import atexit, json, runpy, sys
 from pathlib import Path
-from cli.agent_program import main
 listed = Path(sys.argv.pop(1))
 atexit.register(lambda: listed.write_text(json.dumps(sorted(sys.modules))))
-main()
+runpy.run_module("cli.agent_program", run_name="__main__")
 """
 HEAVY = {"numpy", "onnxruntime", "onnx", "scipy", "typer", "pydantic", "rich"}
 HEAVY |= {"multiprocessing", "email", "http", "tempfile", "shutil", "zipfile"}
+HEAVY |= {"ast", "dis"}  # of `inspect`, which is put off
 TRAINS = """
 import json, sys
 import agent.worker_program
