@@ -20,7 +20,7 @@ from agent.ledger_room import LedgerRoom, TakenRoom
 from agent.pricing import replay_apart
 from agent.probes import Probes, create_probes
 from agent.rounds import Rounds, create_rounds
-from agent.spool import Spool, create_spool
+from agent.spool import Spool, create_spool, require_messages
 from agent.token_store import TokenStore, create_tokens
 from dpagent import faults
 from dpagent.database_file import database_errors, open_database, require_whole, transaction
@@ -122,6 +122,7 @@ class StateDatabase:
                 # Else rows that a statement changes may be kept in files of the system's, on the same disk.
                 self.connection.execute("PRAGMA temp_store = MEMORY")
                 require_whole(self.connection, self.file)
+                require_messages(self.connection, self.file)
                 if room is not None:
                     self._room = TakenRoom(self.file, self.connection, room)
                 self.ledger = Ledger(self.connection, check)
@@ -152,6 +153,7 @@ class StateDatabase:
         self.write_notes()
         with ledger_errors(self.file), transaction(self.connection):
             yield
+            self.spool.drop_settled()
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -189,6 +191,8 @@ class StateDatabase:
         """
         with ledger_errors(self.file):
             try:
+                if self.connection.in_transaction:
+                    self.spool.drop_settled()
                 self.connection.commit()
             except BaseException:
                 self.connection.rollback()

@@ -16,8 +16,10 @@ import random
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+from dpagent.database_file import damaged, database_errors
 from dpagent.protocol.codec import decode, encode
 from dpagent.protocol.messages import Fragment
 from dpagent.protocol.receipts import receipt_digest, receipt_place
@@ -58,12 +60,13 @@ class SpooledFragment:
 
 
 def create_spool(connection: sqlite3.Connection) -> None:
-    """Migration: the tables of fragments and of their messages, which go when a fragment is settled.
+    """Migration: the tables of fragments and of their messages.
 
     They are two, because a row is written again when its fragment is sent and when it is counted, and a
     message is large. Rows stand in the order in which they came, so that those of a round share few pages.
     Digests are random: an index of all of them would have a page written for each fragment. So the indexes
-    have no fragment that is counted, which is nearly all of them.
+    have no fragment that is counted, which is nearly all of them. Messages are no foreign keys: SQLite then
+    drops all at once, without a look at any of them, which would write the pages of most once more.
     """
     connection.execute(
         """CREATE TABLE fragments (
@@ -81,13 +84,13 @@ def create_spool(connection: sqlite3.Connection) -> None:
     connection.execute(f"CREATE INDEX by_round ON fragments (job, round) WHERE {uncounted}")
     connection.execute(
         """CREATE TABLE messages (
-            number INTEGER PRIMARY KEY REFERENCES fragments (number) ON DELETE CASCADE,
+            number INTEGER PRIMARY KEY,
             message BLOB NOT NULL
         ) STRICT"""
     )
     connection.execute(
-        """CREATE TRIGGER settled AFTER UPDATE OF state ON fragments WHEN NEW.state IN ('counted', 'expired')
-        BEGIN DELETE FROM messages WHERE number = NEW.number; END"""
+        """CREATE TRIGGER forgotten AFTER DELETE ON fragments
+        BEGIN DELETE FROM messages WHERE number = OLD.number; END"""
     )
 
 
@@ -102,8 +105,28 @@ _TIMES: Final = (
 )
 
 
+def require_messages(connection: sqlite3.Connection, path: Path) -> None:
+    """Find rows that a page which was not written has left without each other.
+
+    Raises:
+        DamagedDatabaseError: There is a message without its fragment, or a fragment that is to leave without
+            its message.
+        StorageError: The database cannot be read.
+    """
+    pending = f"SELECT number FROM fragments WHERE {_PENDING}"
+    with database_errors(path):
+        alone = connection.execute(
+            f"SELECT number FROM messages WHERE number NOT IN ({pending})"
+            f" UNION ALL {pending} AND number NOT IN (SELECT number FROM messages) LIMIT 1"
+        ).fetchone()
+    if alone is not None:
+        raise damaged(path, f"of fragment {alone[0]} and its message one is missing")
+
+
 class Spool:
     """The fragments of an open database.
+
+    Before a transaction ends, :meth:`drop_settled` has to be called.
 
     Args:
         connection: A database with :func:`create_spool` applied.
@@ -111,6 +134,7 @@ class Spool:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        self._settles = False
         self._known: set[bytes] | None = None
         """Digests of fragments that are not counted; None: they have to be read again."""
         for statement in _TIMES:
@@ -192,7 +216,7 @@ class Spool:
     def message(self, digest: bytes) -> bytes | None:
         """The message of a pending fragment, by its digest."""
         row = self._connection.execute(
-            f"SELECT message FROM fragments JOIN messages USING (number) WHERE digest = ? AND {UNCOUNTED}",
+            f"SELECT message FROM fragments JOIN messages USING (number) WHERE digest = ? AND {_PENDING}",
             (digest,),
         ).fetchone()
         return None if row is None else row[0]
@@ -202,7 +226,7 @@ class Spool:
         ours = self.known(digests)
         if not ours:
             return 0
-        self._known = None
+        self._known, self._settles = None, True
         cursor = self._connection.executemany(
             f"UPDATE fragments SET state = 'counted' WHERE digest = ? AND {UNCOUNTED}",
             [(digest,) for digest in ours],
@@ -251,9 +275,21 @@ class Spool:
         self._connection.execute("DELETE FROM messages")
         self._connection.execute("DELETE FROM fragments")
 
+    def drop_settled(self) -> None:
+        """Drop the messages of fragments that are counted or expired, where some came to be so."""
+        if not self._settles:
+            return
+        pending = f"SELECT number FROM fragments WHERE {_PENDING}"
+        if self._connection.execute(f"SELECT EXISTS ({pending})").fetchone()[0]:
+            self._connection.execute(f"DELETE FROM messages WHERE number NOT IN ({pending})")
+        else:
+            self._connection.execute("DELETE FROM messages")
+        self._settles = False
+
     def _expire(self, which: str, values: tuple[str | int, ...]) -> int:
         cursor = self._connection.execute(
             f"UPDATE fragments SET state = 'expired' WHERE {_PENDING} AND {which}",
             values,
         )
+        self._settles |= cursor.rowcount > 0
         return cursor.rowcount

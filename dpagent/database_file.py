@@ -41,7 +41,7 @@ def database_errors(path: Path) -> Iterator[None]:
             # of a text that is not UTF-8.
             damage = ("SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_ERROR")
             if name.startswith(damage) or (not name and isinstance(error, sqlite3.OperationalError)):
-                raise _damaged(path, error) from error
+                raise damaged(path, error) from error
             if name.startswith("SQLITE_BUSY"):
                 raise StorageError(
                     f"{path} is locked by another program ({error}). Stop that program first."
@@ -49,7 +49,7 @@ def database_errors(path: Path) -> Iterator[None]:
             hint = f" {whose(path)}" if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")) else ""
             raise StorageError(f"{path}: the database cannot be used ({error}).{hint}") from error
         except UnicodeDecodeError as error:  # of SQLite's own message, which quotes what is damaged
-            raise _damaged(path, error) from error
+            raise damaged(path, error) from error
 
 
 def open_database(
@@ -171,13 +171,14 @@ def require_whole(connection: sqlite3.Connection, path: Path) -> None:
         # An own question: the other one does not ask it.
         orphan = connection.execute("PRAGMA foreign_key_check").fetchone()
     if problem != "ok":
-        raise _damaged(path, problem)
+        raise damaged(path, problem)
     if orphan is not None:
         table, _, parent, _ = orphan
-        raise _damaged(path, f"a row of {table} refers to one of {parent} that is not there")
+        raise damaged(path, f"a row of {table} refers to one of {parent} that is not there")
 
 
-def _damaged(path: Path, problem: object) -> DamagedDatabaseError:
+def damaged(path: Path, problem: object) -> DamagedDatabaseError:
+    """An error for a database that cannot be relied on."""
     return DamagedDatabaseError(f"{path} is not a readable database ({problem}). Restore it from a backup.")
 
 

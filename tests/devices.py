@@ -223,6 +223,7 @@ class Device:
 
     def pending(self) -> dict[int, list[bytes]]:
         """Digests by round."""
+        self.state.write_notes()
         rows = self.state.connection.execute(
             "SELECT round, digest FROM fragments JOIN messages USING (number) ORDER BY digest"
         )

@@ -140,10 +140,14 @@ def test_a_value_that_its_table_does_not_allow_is_found_at_the_start(path: Path,
     assert caught.value.exit_code == ExitCode.LEDGER
 
 
-def test_a_message_without_its_fragment_is_found_at_the_start(path: Path, live: Path) -> None:
+@pytest.mark.parametrize("table", ["fragments", "messages"])
+def test_a_message_without_its_fragment_or_the_reverse_is_found_at_the_start(
+    path: Path, live: Path, table: str
+) -> None:
     """What is to leave, and when, is with the fragment."""
     with closing(sqlite3.connect(path / "ledger.db", isolation_level=None)) as connection:
-        assert connection.execute("DELETE FROM fragments").rowcount > 0
-    with pytest.raises(LedgerError, match="a row of messages refers to one of fragments") as caught:
+        connection.execute("DROP TRIGGER forgotten")
+        assert connection.execute(f"DELETE FROM {table}").rowcount > 0
+    with pytest.raises(LedgerError, match="fragment 1 and its message one is missing") as caught:
         AgentState(files_of(path), {DATASET: BUDGET}, check=replay)
     assert caught.value.exit_code == ExitCode.LEDGER

@@ -48,6 +48,7 @@ def due_times(device: Device) -> list[float]:
 
 
 def messages(device: Device) -> list[bytes]:
+    device.state.write_notes()
     rows = device.state.connection.execute("SELECT message FROM messages")
     return [row[0] for row in rows]
 
