@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -98,41 +98,40 @@ class StateDatabase:
         self.files, self.file = files, files.database
         self._heads_are_current = False
         self._noted_at = 0.0
-        try:
-            with ledger_errors(self.file):
-                self.connection = open_database(
-                    self.file,
-                    [
-                        create_ledger,
-                        create_spool,
-                        create_rounds,
-                        _create_counters,
-                        create_tokens,
-                        create_probes,
-                    ],
-                    page_bytes=_PAGE_BYTES,
-                    **({} if room is None else {"most_log_bytes": room.log_bytes}),
-                )
-                # Debian's SQLite writes zeros over all that is deleted, as much again as the fragments. FAST:
-                # only within pages that are written anyway; others take the next round's fragments.
-                self.connection.execute("PRAGMA secure_delete = FAST")
-                self.connection.execute(f"PRAGMA wal_autocheckpoint = {_LOGGED_PAGES}")
-                self.connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-                self.connection.execute(f"PRAGMA cache_spill = {_WRITTEN_EARLY}")
-                # Else rows that a statement changes may be kept in files of the system's, on the same disk.
-                self.connection.execute("PRAGMA temp_store = MEMORY")
-                require_whole(self.connection, self.file)
-                require_messages(self.connection, self.file)
-                if room is not None:
-                    self._room = TakenRoom(self.file, self.connection, room)
-                self.ledger = Ledger(self.connection, check)
-                self.spool = Spool(self.connection)
-                self.probes = Probes(self.connection)
-                self.rounds = Rounds(self.connection)
-                self.tokens = TokenStore(self.connection)
-        except BaseException:
-            self._directory.close()
-            raise
+        with ExitStack() as if_it_fails, ledger_errors(self.file):
+            if_it_fails.callback(self._directory.close)
+            self.connection = open_database(
+                self.file,
+                [
+                    create_ledger,
+                    create_spool,
+                    create_rounds,
+                    _create_counters,
+                    create_tokens,
+                    create_probes,
+                ],
+                page_bytes=_PAGE_BYTES,
+                **({} if room is None else {"most_log_bytes": room.log_bytes}),
+            )
+            if_it_fails.callback(self.connection.close)
+            # Debian's SQLite writes zeros over all that is deleted, as much again as the fragments. FAST:
+            # only within pages that are written anyway; others take the next round's fragments.
+            self.connection.execute("PRAGMA secure_delete = FAST")
+            self.connection.execute(f"PRAGMA wal_autocheckpoint = {_LOGGED_PAGES}")
+            self.connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+            self.connection.execute(f"PRAGMA cache_spill = {_WRITTEN_EARLY}")
+            # Else rows that a statement changes may be kept in files of the system's, on the same disk.
+            self.connection.execute("PRAGMA temp_store = MEMORY")
+            require_whole(self.connection, self.file)
+            require_messages(self.connection, self.file)
+            if room is not None:
+                self._room = TakenRoom(self.file, self.connection, room)
+            self.ledger = Ledger(self.connection, check)
+            self.spool = Spool(self.connection)
+            self.probes = Probes(self.connection)
+            self.rounds = Rounds(self.connection)
+            self.tokens = TokenStore(self.connection)
+            if_it_fails.pop_all()
 
     def close(self) -> None:
         """Close the database and release the directory."""

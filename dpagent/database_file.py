@@ -20,6 +20,9 @@ from dpagent.storage import disk_errors, replace_durably, whose
 _MOST_LOG_BYTES: Final = 1 << 20
 """Of a write-ahead log, once all of it is in the database: one large commit makes it longer for a while."""
 
+BUSY_S: Final = 10.0
+"""So long another program that uses a database is waited for."""
+
 Migration = Callable[[sqlite3.Connection], None]
 
 _TABLES: Final = "SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND sql IS NOT NULL"
@@ -82,7 +85,7 @@ def open_database(
     with database_errors(path):
         if not path.exists():
             _create_database(path, migrations, page_bytes)
-        connection = sqlite3.connect(path, isolation_level=None, timeout=10)
+        connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S)
         connection.row_factory = sqlite3.Row
         try:
             connection.execute("PRAGMA journal_mode=WAL")
@@ -206,7 +209,7 @@ def open_readonly(path: Path) -> sqlite3.Connection:
 
 
 def _opened_as(path: Path, how: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, timeout=10)
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, timeout=BUSY_S)
     connection.row_factory = sqlite3.Row
     try:
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
