@@ -68,6 +68,7 @@ _LATER: Final = (
 """What all others do."""
 _HIGH: Final = 900
 """Descriptors move there before they go where the program wants them, which may be where others are."""
+_execve = os.execve
 
 
 def import_all(modules: Iterable[str]) -> None:
@@ -158,8 +159,11 @@ def settle(start: Start, descriptors: list[int]) -> None:
         pickle.loads(bytes.fromhex(start["before"]))()
 
 
-def become(_python: str, words: Sequence[str], _environment: Mapping[str, str]) -> NoReturn:
-    """In place of ``os.execve``, by which a program goes on as another one: ``python … -m MODULE …``."""
+def become(program: str, words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """In place of ``os.execve``, by which a program goes on as another one: ``python … -m MODULE …``, or what
+    is not Python, such as a broker."""
+    if program != sys.executable:
+        _execve(program, words, environment)
     show_command([*words])
     module, *arguments = words[words.index("-m") + 1 :]
     sys.argv = [module, *arguments]
