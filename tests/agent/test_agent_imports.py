@@ -33,7 +33,8 @@ runpy.run_module("cli.agent_program", run_name="__main__")
 """
 HEAVY = {"numpy", "onnxruntime", "onnx", "scipy", "typer", "pydantic", "rich"}
 HEAVY |= {"multiprocessing", "email", "http", "tempfile", "shutil", "zipfile"}
-HEAVY |= {"ast", "dis"}  # of `inspect`, which is put off
+if sys.version_info < (3, 12):
+    HEAVY |= {"ast", "dis"}  # of `inspect`, which is put off; later on, dataclasses with slots use it
 TRAINS = """
 import json, sys
 import agent.worker_program

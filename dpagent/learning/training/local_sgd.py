@@ -81,7 +81,9 @@ class LocalSgd:
 
         from dpagent.learning.training.lots import sum_over_lot  # which the agent itself never loads
 
-        generator, local = random.Random(entropy(_SEED_BYTES)), weights.copy()
+        # By a number: from bytes, Python 3.13 makes one by a module that it loads then.
+        seed = int.from_bytes(entropy(_SEED_BYTES), "little")
+        generator, local = random.Random(seed), weights.copy()
         for _ in range(self.steps):
             drawn = np.frombuffer(generator.randbytes(8 * self.batch), np.uint64)
             # Without records, the index 0 is nobody's.
