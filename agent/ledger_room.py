@@ -124,29 +124,20 @@ class TakenRoom:
         if missing > 0:
             # The agent keeps what memory this takes.
             connection.execute(f"PRAGMA cache_size = {_FEW_PAGES}")
-            # New pages go into no journal, as they would into a log: half as much is written.
-            self._keep_journal("DELETE")
             with transaction(connection):
                 connection.execute("CREATE TABLE IF NOT EXISTS room (filler BLOB NOT NULL) STRICT")
-                for start in range(0, missing, _AT_ONCE):
+            for start in range(0, missing, _AT_ONCE):
+                with transaction(connection):
                     size = min(_AT_ONCE, missing - start)
                     connection.execute("INSERT INTO room VALUES (zeroblob(?))", (size,))
-            # What is free is written no more: all of it is in the file by now.
-            self._keep_journal("WAL")
+                # What is free is written no more: first all of it has to be in the file.
+                is_busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                if is_busy:
+                    raise StorageError(f"{self._file} is read by another program. Stop that program first.")
         if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'room'").fetchone():
             with transaction(connection):
                 connection.execute("DROP TABLE room")
         connection.execute(f"PRAGMA cache_size = {pages}")
-
-    def _keep_journal(self, mode: str) -> None:
-        try:
-            (now,) = self._connection.execute(f"PRAGMA journal_mode = {mode}").fetchone()
-        except sqlite3.OperationalError as error:
-            if not error.sqlite_errorname.startswith("SQLITE_BUSY"):
-                raise
-            now = None
-        if now != mode.lower():
-            raise StorageError(f"{self._file} is read by another program. Stop that program first.")
 
     def _number(self, pragma: str) -> int:
         return int(self._connection.execute(f"PRAGMA {pragma}").fetchone()[0])

@@ -11,7 +11,6 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -307,45 +306,6 @@ def _kill(state: AgentState) -> None:
 def test_no_disk_is_asked_for_room_once_it_is_taken(tmp_path: Path) -> None:
     """Before, how much room records had left on the disk decided whether a round could be kept."""
     on_disks_of_their_own(no_disk_is_asked_for_room_once_it_is_taken, {tmp_path / "root": "64m"})
-
-
-TAKES = """
-import os, sys
-from pathlib import Path
-from agent.database import StateDatabase
-from agent.heads import LedgerFiles
-from agent.ledger_room import LedgerRoom, TakenRoom
-from agent.replay import replay
-state_dir, head, ends = *map(Path, sys.argv[1:3]), int(sys.argv[3])
-take = TakenRoom._take_pages
-def ended(room, missing):
-    room._connection.set_progress_handler(lambda: os._exit(9), ends)
-    take(room, missing)
-if ends:
-    TakenRoom._take_pages = ended
-def written():
-    return int(Path("/proc/self/io").read_text().split()[3])
-before = written()
-state = StateDatabase(LedgerFiles(state_dir, head), LedgerRoom(12 << 20, 2 << 20), check=replay)
-print(written() - before)
-state.close()
-"""
-
-
-def test_room_is_written_once_whenever_the_power_was_cut_before(disk: Path) -> None:
-    """Through the log, each of its pages was written twice."""
-    files = LedgerFiles(disk / "state", disk / "head")
-    begin_ledger(files, {DATASET: BUDGET})
-    command = [sys.executable, "-c", TAKES, str(files.state_dir), str(files.second_head)]
-    codes = set()
-    for ends in (1, 20, 40, 60, 80, 100, 150, 200):  # Steps of SQLite's virtual machine.
-        codes.add(subprocess.run([*command, str(ends)], check=False, stdout=subprocess.DEVNULL).returncode)
-        assert verify(files.state_dir, files.second_head).entries == 1
-    assert codes == {0, 9}
-    begin_ledger(LedgerFiles(disk / "other", disk / "other.head"), {DATASET: BUDGET})
-    command[3:] = [str(disk / "other"), str(disk / "other.head"), "0"]
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    assert 12 << 20 < int(said) < 14 << 20
 
 
 def test_no_room_is_taken_while_another_program_reads(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
