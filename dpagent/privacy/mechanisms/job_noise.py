@@ -7,12 +7,17 @@ mechanism of a round, from admission to the report, gets it from here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Self
 
-from dpagent.errors import ParameterError, require_count
-from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, PlannedMechanism, Query
+from dpagent.errors import ParameterError, require_between, require_count
+from dpagent.privacy.mechanisms.mechanism import (
+    NOISE_SHARE,
+    CalibratedMechanism,
+    PlannedMechanism,
+    Query,
+)
 from dpagent.privacy.mechanisms.registry import calibrated_named, mechanism_named
 from dpagent.privacy.schedules import Schedule
 
@@ -31,8 +36,10 @@ def calibrated_noise(
     sampling_rate: float = 1.0,
     steps: int = 1,
 ) -> BudgetPlan:
-    """What :func:`~dpagent.privacy.calibration.calibrate` finds for a job of this mechanism. It is computed
-    once, though a job is tried, compared with others, and then announced.
+    """What :func:`~dpagent.privacy.calibration.calibrate` finds for a job of this mechanism, with noise as it
+    is drawn: the share of δ that pays for what is not exact is left out of the search, as devices leave it
+    out of their price. So both state the same ε. It is computed once, though a job is tried, compared with
+    others, and then announced.
 
     Args:
         mechanism: of each round.
@@ -45,9 +52,14 @@ def calibrated_noise(
     """
     from dpagent.privacy.calibration import calibrate  # which training never loads
 
-    return calibrate(
-        schedule, mechanism.family(sampling_rate, steps), epsilon=epsilon, delta=delta, rounds=rounds
+    found = calibrate(
+        schedule,
+        mechanism.family(sampling_rate, steps),
+        epsilon=epsilon,
+        delta=require_between("delta", delta, 0.0, 1.0, high_open=True) * (1 - NOISE_SHARE),
+        rounds=rounds,
     )
+    return replace(found, delta=float(delta))
 
 
 @dataclass(frozen=True, slots=True)

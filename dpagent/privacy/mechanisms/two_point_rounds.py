@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -23,7 +23,7 @@ from dpagent.errors import ParameterError, PlanError, require_between, require_c
 from dpagent.privacy.accounting.composition import exact_sum
 from dpagent.privacy.events import ApproximateEvent, Event, SelfComposedEvent
 from dpagent.privacy.mechanisms.layer_ranges import LayerRange
-from dpagent.privacy.mechanisms.mechanism import Mechanism
+from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, Mechanism
 from dpagent.privacy.mechanisms.two_point import EPSILON_RANGE, TwoPoint
 from dpagent.privacy.ranges import MAX_DIMENSION
 from dpagent.privacy.schedules import Schedule
@@ -190,9 +190,15 @@ def _calibrated(
     from dpagent.privacy.calibration import calibrate
 
     try:
-        return calibrate(
-            schedule, TwoPointRound.family(coordinates), epsilon=epsilon, delta=delta, rounds=rounds
+        found = calibrate(
+            schedule,
+            TwoPointRound.family(coordinates),
+            epsilon=epsilon,
+            # Reports are exact; devices leave this share out of any price, and both are to state one ε.
+            delta=require_between("delta", delta, 0.0, 1.0, high_open=True) * (1 - NOISE_SHARE),
+            rounds=rounds,
         )
+        return replace(found, delta=delta)
     except ParameterError:
         raise
     except PlanError as error:

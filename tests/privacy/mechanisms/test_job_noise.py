@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from dpagent.errors import ParameterError
+from dpagent.privacy.accounting.choice import priced
 from dpagent.privacy.calibration import calibrate
 from dpagent.privacy.mechanisms.device_noise import DeviceNoise
-from dpagent.privacy.mechanisms.job_noise import JobNoise
-from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.privacy.mechanisms.job_noise import JobNoise, calibrated_noise
+from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, PlannedMechanism, Query
 from dpagent.privacy.mechanisms.registry import CALIBRATED, DEFAULT_MECHANISM, mechanism_named
 from dpagent.privacy.mechanisms.wire import round_to_wire
 from dpagent.privacy.schedules import Schedule
@@ -154,3 +156,34 @@ def test_the_first_round_that_devices_would_decline_is_named(
     assert str(caught.value).startswith(f"round {number}: ")
     assert offender in str(caught.value)
     assert asked == list(range(1, number + 1))
+
+
+# --- what a coordinator says a job costs ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "rate", "rounds"),
+    [(2.0, 1e-5, 0.1, 100), (1e-2, 1e-5, 0.01, 10), (1e-4, 1e-3, 0.01, 10), (1e-5, 1e-2, 0.1, 10)],
+)
+def test_a_job_costs_no_more_than_its_target_with_noise_as_it_is_drawn(
+    epsilon: float, delta: float, rate: float, rounds: int
+) -> None:
+    """Devices leave a millionth of δ for what the sampler lacks. The less ε is beside δ, the more that is."""
+    plan = calibrated_noise(
+        DiscretisedGaussian, Schedule("uniform"), epsilon=epsilon, delta=delta, rounds=rounds,
+        sampling_rate=rate,
+    )  # fmt: skip
+    noise = JobNoise.chosen("discrete-gaussian", plan.noise_multipliers)
+    query = replace(QUERY, sampling_rate=rate, steps=1)
+    events = [noise.at(number, query).event for number in range(1, rounds + 1)]
+    charged = priced(events, delta * (1 - NOISE_SHARE))[1]
+    assert plan.delta == delta
+    assert charged <= epsilon
+    assert charged <= plan.epsilon_by_round[-1] * (1 + 1e-9)
+    assert charged >= priced(events, delta)[1]
+
+
+@pytest.mark.parametrize("delta", [1.0, -1e-9, math.nan])
+def test_a_delta_that_is_none_is_refused_as_it_was_given(delta: float) -> None:
+    with pytest.raises(ParameterError, match=f"delta is {delta!r}"):
+        calibrated_noise(DiscretisedGaussian, Schedule("uniform"), epsilon=1.0, delta=delta, rounds=3)
