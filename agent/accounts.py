@@ -108,6 +108,15 @@ class JobAccounts:
             for job, known in self._jobs.get(account, {}).items()
         )
 
+    def jobs_besides(self, account: str) -> int:
+        """Number of jobs on the data set of an account that are charged to the account which trusts nobody,
+        and not to this one too."""
+        own = self._jobs.get(account, {})
+        return sum(
+            job not in own or own[job].schedule != known.schedule
+            for job, known in self._jobs.get(dataset_of(account), {}).items()
+        )
+
     def reserved(self, dataset: str) -> Budget:
         """Sum of the reserved ε and δ of all jobs on the dataset, and of what is written off."""
         return self.others(dataset, "")

@@ -17,7 +17,7 @@ from cli.custody import StateDir, ledger_files
 from cli.options.daemons import AgentConfig
 from cli.output import write_json
 from cli.tables import print_table
-from dpagent.notation import downwards, upwards
+from dpagent.notation import delta_downwards, delta_upwards, downwards, upwards
 from dpagent.schema.json_values import json_values
 from dpagent.wording import counted
 
@@ -106,6 +106,7 @@ def summary_of(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
             _ONE_LEDGER,
             *([_EXACT_NOISE] if exact_noise.get(name) else []),
             *filter(None, unbounded),
+            *filter(None, [_besides(ledger, name)]),
         )
         reserved = ledger.accounts.reserved(name)
         if ledger.accounts.is_exposed(name):
@@ -129,6 +130,23 @@ def _without_trust(ledger: VerifiedLedger, account: str) -> str:
     return (
         f"Of {dataset_of(account)!r}, {' and '.join(jobs)} trusted the {trust}: without that trust nothing "
         "bounds what was told of the records."
+    )
+
+
+def _besides(ledger: VerifiedLedger, account: str) -> str:
+    """What figures that trust a party leave out of the same records' jobs; empty where they leave out
+    nothing."""
+    from agent.columns import dataset_of
+
+    jobs = ledger.accounts.jobs_besides(account)
+    lost = ledger.accounts.written_off(dataset_of(account)).epsilon
+    if account == dataset_of(account) or not (jobs or lost):
+        return ""
+    told = [counted(jobs, "job")] if jobs else []
+    told += ["what a restore wrote off"] if lost else []
+    return (
+        f"The figure of {account!r} is of its own jobs. Of {dataset_of(account)!r}, {' and '.join(told)} "
+        "trusted nobody, and what was told by that of the device as a whole is not in it."
     )
 
 
@@ -184,7 +202,7 @@ def show(
     for lost in ledger.write_offs:
         typer.echo(
             f"Written off of {lost.dataset!r} when the ledger was restored, {lost.written_at}: "
-            f"ε = {upwards(lost.epsilon, 4)}, δ = {lost.delta:g}."
+            f"ε = {upwards(lost.epsilon, 4)}, δ = {delta_upwards(lost.delta)}."
         )
     for row in declined:
         typer.echo(f"Declined round {row['round']} of job {row['job'][:8]}: {row['reason']}")
@@ -215,7 +233,7 @@ def _print_accounts(ledger: VerifiedLedger, datasets: Mapping[str, Mapping[str, 
                     _bound(row["epsilon_reserved"]),
                     f"{row['epsilon_budget']:g}",
                     downwards(row["epsilon_left"], 4),
-                    f"{row['delta_left']:g}",
+                    delta_downwards(row["delta_left"]),
                     str(row["charges"]),
                     str(len(row["jobs"])),
                 ]
@@ -225,8 +243,9 @@ def _print_accounts(ledger: VerifiedLedger, datasets: Mapping[str, Mapping[str, 
         for name, row in accounts.items():
             if row["statement"]["guarantee"] == "none":
                 typer.echo(f"No guarantee for {name!r}. {_EXPOSED}")
-        for sentence in filter(None, (_without_trust(ledger, name) for name in accounts)):
-            typer.echo(sentence)
+        for tells in (_without_trust, _besides):
+            for sentence in filter(None, (tells(ledger, name) for name in accounts)):
+                typer.echo(sentence)
 
 
 def _bound(epsilon: float) -> str:

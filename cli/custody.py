@@ -10,6 +10,7 @@ import typer
 
 from cli.configurations import agent_settings
 from cli.options.daemons import AgentConfig
+from dpagent.notation import delta_upwards, upwards
 from dpagent.wording import counted
 
 if TYPE_CHECKING:
@@ -123,8 +124,9 @@ def restored(
     )
     for each in lost:
         typer.echo(
-            f"Wrote off ε = {each.epsilon:.6g}, δ = {each.delta:.6g} of {each.dataset!r}: "
-            f"ε = {each.cumulative_epsilon:.6g}, δ = {each.cumulative_delta:.6g} are reserved now."
+            f"Wrote off ε = {upwards(each.epsilon, 4)}, δ = {delta_upwards(each.delta)} of {each.dataset!r}: "
+            f"ε = {upwards(each.cumulative_epsilon, 4)}, δ = {delta_upwards(each.cumulative_delta)} are "
+            "reserved now."
         )
     if not lost:
         typer.echo(

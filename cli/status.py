@@ -19,7 +19,7 @@ from cli.notation import printable
 from cli.options.daemons import AgentConfig
 from cli.stop_event import StopEvent
 from dpagent.errors import ExitCode
-from dpagent.notation import downwards, upwards
+from dpagent.notation import delta_downwards, downwards, upwards
 from dpagent.schema.json_values import json_values
 from dpagent.wording import lasting
 
@@ -203,7 +203,8 @@ def _account(account: Account) -> str:
         return f"{account.name}: no guarantee: rounds without one have been run on these records"
     return (
         f"{account.name}: ε = {upwards(account.epsilon_spent)} spent and {upwards(account.epsilon_reserved)} "
-        f"reserved {budget}; {downwards(account.epsilon_left)} and δ = {account.delta_left:.4g} are left"
+        f"reserved {budget}; {downwards(account.epsilon_left)} and "
+        f"δ = {delta_downwards(account.delta_left)} are left"
     )
 
 

@@ -14,7 +14,7 @@ from coordinator.database.schema import Part
 from coordinator.devices import Device, Devices
 from coordinator.registry import Entry, RegistryReader, Spent
 from coordinator.settings import CoordinatorSettings
-from dpagent.notation import upwards
+from dpagent.notation import delta_upwards, upwards
 from dpagent.protocol.issuing import Verdict, Wish
 from dpagent.wording import counted
 
@@ -141,7 +141,7 @@ class Total:
         scope = f"{self.unit}-level, {self.adjacency} adjacency, trusted party: {self.trust}"
         if not math.isfinite(self.epsilon):
             return f"no guarantee ({scope})"
-        return f"ε = {upwards(self.epsilon)}, δ = {self.delta:g} ({scope})"
+        return f"ε = {upwards(self.epsilon)}, δ = {delta_upwards(self.delta)} ({scope})"
 
 
 def totals(spent: Sequence[Spent]) -> list[Total]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Final
 
 _SIGNIFICANT: Final = 2
+_NO_MORE: Final = 1e-12
 
 
 def upwards(value: float, decimals: int = 3) -> str:
@@ -38,3 +40,29 @@ def downwards(value: float, decimals: int = 3) -> str:
     """
     scale = 10.0**decimals
     return f"{math.floor(value * scale + 1e-6) / scale:.{decimals}f}"
+
+
+def delta_upwards(value: float) -> str:
+    """A δ, rounded up to six significant digits, as few of them as say the same; but for a relative 10⁻¹², by
+    which a sum of doubles may be off.
+
+    Args:
+        value: at least 0.
+
+    >>> delta_upwards(1e-5), delta_upwards(1.2345641e-5), delta_upwards(0.1 + 0.2)
+    ('1e-05', '1.23457e-05', '0.3')
+    """
+    return _in_six_digits(value * (1 - _NO_MORE), ROUND_CEILING)
+
+
+def delta_downwards(value: float) -> str:
+    """What is left of a δ, rounded down likewise.
+
+    >>> delta_downwards(9.8765439e-4), delta_downwards(1e-4 - 1e-5)
+    ('0.000987654', '9e-05')
+    """
+    return _in_six_digits(value * (1 + _NO_MORE), ROUND_FLOOR)
+
+
+def _in_six_digits(value: float, rounding: str) -> str:
+    return f"{float(Context(6, rounding).create_decimal_from_float(value)):g}"

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from dpagent.errors import ParameterError, require_between, require_finite, require_positive
+from dpagent.notation import delta_upwards
 
 _VERSION: Final = 1
 _MOST_EXPECTED: Final = 0.1  # most records of one device that δ may reveal, on average
@@ -138,8 +139,8 @@ class BudgetStatement:
         scope = f"{self.unit}-level, {self.adjacency} adjacency, trusted party: {self.trust}"
         if not self.is_guarantee:
             return f"no guarantee ({scope})"
-        delta = f"{self.delta:g}".replace("e-0", "e-")
-        # A bound must not be rounded down.
+        # Bounds must not be rounded down.
+        delta = delta_upwards(self.delta).replace("e-0", "e-")
         epsilon = Context(prec=6, rounding=ROUND_CEILING).create_decimal_from_float(self.epsilon)
         return f"ε = {float(epsilon):g}, δ = {delta} ({scope})"
 

@@ -165,11 +165,32 @@ def test_the_owner_reads_that_the_job_has_a_bound_without_trust(tmp_path: Path) 
     for account in ACCOUNTS:
         assert found[account]["jobs"] == [JOB]
         assert not any("without that trust" in each for each in found[account]["statement"]["assumptions"])
+        assert not any("is not in it" in each for each in found[account]["statement"]["assumptions"])
     state = opened(path)
     offer_and_charge(state, charges_for(state, update_plan(job=b"u" * 16)))
     state.close()
     page = dpagent("budget", "show", "--state-dir", path).stdout
     assert "Of 'digits', 1 job trusted the coordinator: without that trust nothing bounds" in page
+
+
+def test_the_owner_reads_that_a_figure_with_trust_leaves_other_jobs_of_the_device_out(tmp_path: Path) -> None:
+    """It is for everything that the device contributes, and of the jobs of its own account alone."""
+    path = tmp_path / "state"
+    charged(path, 1)
+    state = opened(path)
+    offer_and_charge(state, charges_for(state, make_plan(job=b"o" * 16)))
+    assert (state.ledger.accounts.jobs_besides(TRUSTING), state.ledger.accounts.jobs_besides("digits")) == (
+        1,
+        0,
+    )
+    state.close()
+    found = json.loads(dpagent("budget", "show", "--state-dir", path, "--json").stdout)["datasets"]
+    sentence = (
+        "Of 'digits', 1 job trusted nobody, and what was told by that of the device as a whole is not in it"
+    )
+    assert any(sentence in each for each in found[TRUSTING]["statement"]["assumptions"])
+    assert not any("is not in it" in each for each in found["digits"]["statement"]["assumptions"])
+    assert sentence in dpagent("budget", "show", "--state-dir", path).stdout
 
 
 def test_a_job_of_another_schedule_under_the_same_id_gives_a_job_no_bound(tmp_path: Path) -> None:

@@ -121,3 +121,20 @@ def test_no_guarantee_is_stated_as_none() -> None:
 @pytest.mark.parametrize("kind", [Unit, Adjacency, Trust])
 def test_each_part_of_a_scope_has_words_of_its_own(kind: type[Unit | Adjacency | Trust]) -> None:
     assert len({part.meaning for part in kind}) == len(kind)
+
+
+@pytest.mark.parametrize(
+    ("delta", "shown"),
+    [
+        (1e-5, "1e-5"),
+        (1.2345641e-5, "1.23457e-5"),
+        (0.1, "0.1"),
+        (9.9999991e-6, "1e-5"),
+        (0.0, "0"),
+        (1 / 3, "0.333334"),
+    ],
+)
+def test_a_delta_is_shown_rounded_up_as_an_epsilon_is(delta: float, shown: str) -> None:
+    statement = BudgetStatement(Unit.RECORD, Adjacency.ADD_OR_REMOVE_ONE, Trust.NONE, "m", 1.0, delta)
+    assert f"δ = {shown} (" in statement.sentence()
+    assert float(shown) >= delta * (1 - 1e-12)
