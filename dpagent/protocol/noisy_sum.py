@@ -19,7 +19,7 @@ from dpagent.privacy.covariance import FLOAT64_SLACK, SecondMoments
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.bounded import BoundedCap, BoundedJob
 from dpagent.privacy.mechanisms.job_noise import JobNoise
-from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
+from dpagent.privacy.mechanisms.mechanism import Mechanism, PlannedMechanism, Query
 from dpagent.privacy.mechanisms.published import PublishedCap, PublishedLaplace
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.methods import Method
@@ -178,17 +178,25 @@ class NoisySum:
         Raises:
             PlanError: a later round has parameters that no device could run.
         """
+        return tuple(each.event for each in self.mechanisms)
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """Those of the same rounds.
+
+        Raises:
+            PlanError: as of :attr:`events`.
+        """
         if self.reserved_epsilon is not None:
-            return (self.mechanism.event,)
+            return (self.mechanism,)
         query = _query(self.terms, self.clipping)
         try:
             later = [
-                self.noise.at(number, query).event
-                for number in range(self.plan.round + 1, self.noise.rounds + 1)
+                self.noise.at(number, query) for number in range(self.plan.round + 1, self.noise.rounds + 1)
             ]
         except ParameterError as error:
             raise PlanError(f"A later round of the job cannot be run: {error}") from error
-        return (self.mechanism.event, *later)
+        return (self.mechanism, *later)
 
     @property
     def pinned(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.central import CentralMechanism
 from dpagent.privacy.mechanisms.device_noise import DeviceNoise
 from dpagent.privacy.mechanisms.job_noise import JobNoise
-from dpagent.privacy.mechanisms.mechanism import Query
+from dpagent.privacy.mechanisms.mechanism import Mechanism, Query
 from dpagent.protocol.terms import MechanismTerms
 
 
@@ -73,16 +73,25 @@ class OwnNoise:
         Raises:
             PlanError: a later round has parameters that no device could run.
         """
-        return events_from(self.number, self.query, self.noise)
+        return tuple(each.event for each in self.mechanisms)
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """Those of the same rounds.
+
+        Raises:
+            PlanError: as of :attr:`events`.
+        """
+        return mechanisms_from(self.number, self.query, self.noise)
 
 
-def events_from(number: int, query: Query, noise: JobNoise) -> tuple[Event, ...]:
-    """The events of a round and all later ones of a job that ask the same, in order.
+def mechanisms_from(number: int, query: Query, noise: JobNoise) -> tuple[Mechanism, ...]:
+    """The mechanisms of a round and all later ones of a job that ask the same, in order.
 
     Raises:
         PlanError: one has parameters that no device could run.
     """
     try:
-        return tuple(noise.at(each, query).event for each in range(number, noise.rounds + 1))
+        return tuple(noise.at(each, query) for each in range(number, noise.rounds + 1))
     except ParameterError as error:
         raise PlanError(f"A later round of the job cannot be run: {error}") from error

@@ -18,6 +18,7 @@ from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.local_sgd import LocalSgd
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.layer_ranges import LayerRange
+from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.mechanisms.two_point import TwoPoint, TwoPointReport, group_edges
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRound, TwoPointRounds
 from dpagent.privacy.methods import Method
@@ -96,15 +97,24 @@ class Reports:
         Raises:
             PlanError: a later round has parameters that no device could run.
         """
+        return tuple(each.event for each in self.mechanisms)
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """Those of the same rounds.
+
+        Raises:
+            PlanError: as of :attr:`events`.
+        """
         dimension = self.plan.model.parameters
         try:
             later = [
-                self.rounds.at(number, dimension).event
+                self.rounds.at(number, dimension)
                 for number in range(self.plan.round + 1, self.rounds.rounds + 1)
             ]
         except ParameterError as error:
             raise PlanError(f"A later round of the job cannot be run: {error}") from error
-        return (self.mechanism.event, *later)
+        return (self.mechanism, *later)
 
     @property
     def pinned(self) -> dict[str, Any]:

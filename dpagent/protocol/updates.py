@@ -24,7 +24,7 @@ from dpagent.learning.training.local_sgd import LocalSgd
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.central import CentralMechanism
 from dpagent.privacy.mechanisms.job_noise import JobNoise
-from dpagent.privacy.mechanisms.mechanism import Query
+from dpagent.privacy.mechanisms.mechanism import Mechanism, Query
 from dpagent.privacy.methods import Method
 from dpagent.privacy.noise.entropy import Entropy
 from dpagent.privacy.ranges import MAX_NORM
@@ -33,7 +33,7 @@ from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import require_place
 from dpagent.protocol.local_training import require_local_training
 from dpagent.protocol.messages import Fragment, Plan
-from dpagent.protocol.own_noise import OwnNoise, events_from
+from dpagent.protocol.own_noise import OwnNoise, mechanisms_from
 from dpagent.protocol.sizes import block_count
 from dpagent.protocol.terms import UpdateTerms
 from dpagent.protocol.update_packing import read_update
@@ -123,7 +123,16 @@ class Updates:
         Raises:
             PlanError: a later round has parameters that no device could run.
         """
-        return events_from(self.plan.round, query_of_update(self.clipping), self.noise)
+        return tuple(each.event for each in self.mechanisms)
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """Those of the same rounds.
+
+        Raises:
+            PlanError: as of :attr:`events`.
+        """
+        return mechanisms_from(self.plan.round, query_of_update(self.clipping), self.noise)
 
     @property
     def pinned(self) -> dict[str, Any]:

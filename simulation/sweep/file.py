@@ -92,12 +92,14 @@ class SweepFile(Settings):
     """A sweep that is asked for."""
 
     records: Literal["public", "private"]
-    """Whether the training records may be published. With private ones, the page says what it costs them."""
+    """Whether the training records may be published. With private ones, the page says what it costs them, and
+    no run may show what no ε covers."""
     base: Annotated[VirtualRequest, Before(_without_seed)] = VirtualRequest()
     """What all runs have in common: the keys are those of a run."""
     vary: Vary
     seeds: Annotated[tuple[Seed, ...], Limits(min_length=1)] = (0,)
-    """Of splits and initial weights: each setting is run once for each."""
+    """Of splits and initial weights: each setting is run once for each. Of private records, all runs hold out
+    the same ones to test on, those of the first seed."""
 
     @rule
     def _names_each_setting_once(self) -> None:
@@ -106,8 +108,23 @@ class SweepFile(Settings):
                 raise ValueError(f"{key} is in base and in vary; expected it in one of them")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds has a value twice; expected different ones")
+        if self.records == "private":
+            self._pays_for_what_it_shows()
         if (runs := len(self.settings()) * len(self.seeds)) > MOST_RUNS:
             raise ValueError(f"the sweep has {counted(runs, 'run')}; expected at most {MOST_RUNS:,}")
+
+    def _pays_for_what_it_shows(self) -> None:
+        """The price of a sweep is that of noise which nobody knows. Without such noise there is none."""
+        if self.base.baseline:
+            raise ValueError(
+                "base.baseline trains without noise, which no epsilon covers, and records are private; "
+                "expected a sweep without it, or `dpagent simulate` for a look that stays with you"
+            )
+        if self.base.insecure_noise_seed is not None:
+            raise ValueError(
+                "base.insecure_noise_seed makes noise that can be taken off, which no epsilon covers, and "
+                "records are private; expected a sweep without it"
+            )
 
     def settings(self) -> list[dict[str, Any]]:
         """Each combination of the values, in the order of the file."""

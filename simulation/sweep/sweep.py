@@ -195,20 +195,29 @@ class Sweep:
         return replace(run, request=with_lot(run.request, lot, len(source.train) // devices, where))
 
     def _key(self, request: VirtualRequest) -> tuple[int, str | None]:
-        return request.seed, wanted_model(request)
+        """Of the records: by which seed some are held out, and for which model they are read.
+
+        Of private records, all runs hold out the same ones. What a model says of a test record is shown
+        without noise: that one run trains on it, with noise, would protect it no more.
+        """
+        seed = self.asked.seeds[0] if self.asked.records == "private" else request.seed
+        return seed, wanted_model(request)
 
     def _source(self, request: VirtualRequest) -> Source:
         key = self._key(request)
         if key not in self._sources:
-            seed, wanted = key
+            held_out_by, wanted = key
             self._sources[key] = open_source(
-                request.data, seed, None if wanted is None else find_model(wanted)
+                request.data, held_out_by, None if wanted is None else find_model(wanted)
             )
         return self._sources[key]
 
     def _identity(self) -> dict[str, Any]:
         asked = json_values(self.asked.as_dict(only_given=True))
-        return {"sweep": asked, "data": look_of_data(self.asked.base.data)}
+        found = {"sweep": asked, "data": look_of_data(self.asked.base.data)}
+        if self.asked.records == "private" and len(self.asked.seeds) > 1:
+            found["held_out"] = "alike"  # Runs of before did not; they are not those of this sweep.
+        return found
 
     def _require_match(self) -> None:
         kept = self.root / _KEPT

@@ -147,6 +147,11 @@ class VirtualFleet:
             return self.record()
 
     @property
+    def source(self) -> Source:
+        """The records that it trains on, and those that it is tested on. Private."""
+        return self._source
+
+    @property
     def is_finished(self) -> bool:
         """Whether nothing is left to do."""
         now = self.checkpoint

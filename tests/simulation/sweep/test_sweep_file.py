@@ -56,6 +56,34 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert run.request.data.train.path == tmp_path / "mine.npz"
 
 
+def test_public_records_may_be_looked_at_without_noise_or_with_noise_from_a_seed(tmp_path: Path) -> None:
+    text = GOOD.replace("rounds: 2", "rounds: 2, baseline: true, insecure_noise_seed: 7")
+    run, _ = runs_of(load_sweep(written(tmp_path, text)), tmp_path / "sweep.yaml")
+    assert (run.request.baseline, run.request.insecure_noise_seed) == (True, 7)
+
+
+@pytest.mark.parametrize(("records", "are_apart"), [("private", True), ("public", False)])
+def test_no_private_record_that_a_run_trains_on_is_tested_on_by_another(
+    tmp_path: Path, records: str, are_apart: bool
+) -> None:
+    """Its accuracy is shown without noise: of whoever is in both, the price says nothing."""
+    values = np.arange(360, dtype=np.float32).reshape(60, 6)
+    save_npz(tmp_path / "mine.npz", ArrayDataset(values, np.arange(60) % 3, 3))
+    text = (
+        f"records: {records}\nbase: {{devices: 2, rounds: 1, data: {{train: {{path: mine.npz}}}}}}\n"
+        "vary: {clip_norm: [0.5, 1]}\nseeds: [4, 5, 6]\n"
+    )
+    sweep = Sweep(written(tmp_path, text), tmp_path / "sweep")
+    trained, tested = set[int](), set[int]()
+    for run in sweep.runs:
+        source = sweep.fleet_of(run.number).source
+        for found, part in ((trained, source.train), (tested, source.test)):
+            found.update(part.batch(np.arange(len(part)))[0][:, 0].astype(int).tolist())
+    assert len(trained | tested) == 60
+    assert trained.isdisjoint(tested) == are_apart
+    assert [sweep.fleet_of(run.number).settings.seed for run in sweep.runs] == [4, 5, 6] * 2
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -80,6 +108,14 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
         (GOOD.replace("vary:\n  learning_rate: [0.5, 2]", "vary: {}"), r"nothing is varied"),
         (GOOD + "  sampling_rate: [0.1]\n  lot: [3]\n", r"lot and sampling_rate are two names"),
         (GOOD + f"seeds: {[*range(501)]}\n", r"the sweep has 1,002 runs; expected at most 1,000"),
+        (
+            GOOD.replace("public", "private").replace("rounds: 2", "rounds: 2, baseline: true"),
+            r"base.baseline trains without noise, which no epsilon covers, and records are private; expected",
+        ),
+        (
+            GOOD.replace("public", "private").replace("rounds: 2", "rounds: 2, insecure_noise_seed: 7"),
+            r"base.insecure_noise_seed makes noise that can be taken off, .* records are private; expected",
+        ),
         (GOOD + "  method: [sgd]\n", r"setting 1 \(learning_rate 0.5, method sgd\): .*sgd"),
     ],
 )

@@ -9,7 +9,9 @@ import pytest
 
 from dpagent.learning.models.built_ins import built_in
 from dpagent.privacy.accounting.choice import priced
+from dpagent.privacy.accounting.imperfect_noise import imperfect_delta
 from dpagent.privacy.events import SelfComposedEvent
+from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
 from dpagent.privacy.statement import Trust, Unit
 from simulation.choices import settle
 from simulation.programs.configurations import fleet_settings
@@ -64,3 +66,33 @@ def test_jobs_that_reserve_their_budget_whole_add_up() -> None:
     (price,) = price_of([run(**bounded, epsilon=epsilon) for epsilon in (20.0, 30.0)])
     assert price.epsilon == pytest.approx(50.0)
     assert price.delta >= 1e-5
+
+
+@pytest.mark.parametrize("runs", [1, 3, 60])
+def test_the_price_is_that_of_noise_as_it_is_drawn(runs: int) -> None:
+    """Sixty runs of ε = 8 come to an ε at which what the sampler lacks adds more to δ than δ is."""
+    each = run(epsilon=8.0)
+    (price,) = price_of([each] * runs)
+    events = [SelfComposedEvent(event, runs) for event in each.events[RECORD]]
+    exact = priced(events, price.delta * (1 - NOISE_SHARE))[1]
+    off = runs * each.inexactness[RECORD]
+    assert off > 0
+    if runs < 60:
+        assert price.delta == 1e-5
+        assert price.epsilon >= exact
+        assert imperfect_delta(price.epsilon, 0.0, off) <= NOISE_SHARE * price.delta
+    else:
+        together = priced(events, 1e-5 * (1 - NOISE_SHARE))[1]
+        assert imperfect_delta(together, 0.0, off) > 1e-5, "no bound at the δ of one run"
+        assert price.epsilon == pytest.approx(60 * 8.0, rel=1e-3)
+        assert price.delta == pytest.approx(60e-5)
+        assert imperfect_delta(8.0, 0.0, each.inexactness[RECORD]) <= NOISE_SHARE * 1e-5
+
+
+def test_what_runs_cost_is_added_up_in_their_own_column() -> None:
+    """With noise of devices besides, a run has a figure that trusts nobody, and it is another one."""
+    each = run(method="central", epsilon=2.0, device_noise=30.0)
+    column = (Unit.DEVICE, Trust.NONE)
+    price = next(price for price in price_of([each] * 8) if price.scope == column)
+    assert price.delta == pytest.approx(8e-5)
+    assert price.epsilon == pytest.approx(8 * 30.0, rel=1e-3)
