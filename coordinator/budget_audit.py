@@ -376,6 +376,7 @@ def _is_alike(own: Total, shown: SaidTotal) -> bool:
         _scope(own) == _scope(shown)
         and (own.epsilon == epsilon or math.isclose(own.epsilon, epsilon, rel_tol=_SAME))
         and math.isclose(own.delta, shown.delta, rel_tol=_SAME)
+        and own.left_out == shown.jobs_left_out
     )
 
 

@@ -34,7 +34,7 @@ from dpagent.protocol.signing import Signer
 from dpagent.schema.json_values import json_values
 from dpagent.wording import counted
 
-VERSION: Final = 1
+VERSION: Final = 2
 SIGNATURE: Final = "signature"
 
 

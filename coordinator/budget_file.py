@@ -103,6 +103,7 @@ class SaidTotal(_Said):
     trust: _Text
     epsilon: float | None
     delta: float
+    jobs_left_out: _Round
 
 
 class SaidJob(Column):
@@ -152,7 +153,7 @@ class Device(_Said):
 class Export(_Said):
     """The file."""
 
-    version: Literal[1]
+    version: Literal[2]
     fleet: FleetName
     coordinator_key: CoordinatorKey
     exported_at: Annotated[str, Limits(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00$")]

@@ -11,7 +11,7 @@ from coordinator.reader import RoundRecord, least_counted_in
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.mechanisms.two_point_budget import bit_statement, fragments_statement
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
-from dpagent.privacy.statement import BudgetStatement
+from dpagent.privacy.statement import BudgetStatement, Scope, implies
 
 ENDS_THERE: Final = (
     "The job ends after these rounds whatever came of them. Ended in the light of that, it costs what all of "
@@ -101,28 +101,35 @@ def promised_by(job: Job) -> tuple[BudgetStatement, ...]:
 def together(jobs: Iterable[tuple[str, Job]]) -> list[tuple[list[str], BudgetStatement]]:
     """What jobs cost together, for whoever takes part in all of them: the sum in each column (basic
     composition, which holds for jobs chosen after those before them; Rogers, Roth, Ullman, Vadhan, *Privacy
-    odometers and filters*, NeurIPS 2016).
+    odometers and filters*, NeurIPS 2016). A job with a figure that implies one of a column counts there too,
+    as in ledgers.
 
     Args:
         jobs: that have begun, by name.
 
     Returns:
-        The names of the jobs that have a column, and their sum, for each column.
+        The names of the jobs that have a figure in it, and their sum, for each column.
     """
-    columns: dict[object, list[tuple[str, BudgetStatement]]] = {}
-    for name, job in jobs:
-        for each in promised_by(job):
-            columns.setdefault(each.scope, []).append((name, each))
-    return [
-        (
-            [name for name, _ in column],
-            BudgetStatement(
-                *column[0][1].scope,
-                " + ".join(dict.fromkeys(each.mechanism for _, each in column)),
-                sum(each.epsilon for _, each in column),
-                min(1.0, sum(each.delta for _, each in column)),
-                tuple(dict.fromkeys(sentence for _, each in column for sentence in each.assumptions)),
-            ),
-        )
-        for column in columns.values()
-    ]
+    promised = [(name, promised_by(job)) for name, job in jobs]
+    scopes = dict.fromkeys(each.scope for _, columns in promised for each in columns)
+    return [_sum_in(scope, promised) for scope in scopes]
+
+
+def _sum_in(
+    scope: Scope, promised: Sequence[tuple[str, Sequence[BudgetStatement]]]
+) -> tuple[list[str], BudgetStatement]:
+    column: list[tuple[str, BudgetStatement]] = []
+    for name, columns in promised:
+        own = [each for each in columns if each.scope == scope]
+        if found := own or [each for each in columns if implies(each.scope, scope)]:
+            column.append((name, found[0]))
+    return (
+        [name for name, _ in column],
+        BudgetStatement(
+            *scope,
+            " + ".join(dict.fromkeys(each.mechanism for _, each in column)),
+            sum(each.epsilon for _, each in column),
+            min(1.0, sum(each.delta for _, each in column)),
+            tuple(dict.fromkeys(sentence for _, each in column for sentence in each.assumptions)),
+        ),
+    )

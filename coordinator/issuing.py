@@ -16,9 +16,11 @@ from typing import Final
 
 from coordinator.blind_signing import FaultError, PrivateKey
 from coordinator.devices import Device, Devices
-from coordinator.registry import Entry, Registry, StoredKey
+from coordinator.participation import totals
+from coordinator.registry import Entry, Registry, Spent, StoredKey
 from dpagent import faults
 from dpagent.faults import FaultPoint
+from dpagent.privacy.statement import implies
 from dpagent.protocol.blind_signatures import BlindSignatureError
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.issuing import Answer, Ask, AskOpener, Statement, Verdict, Wish, padding, seal_answer
@@ -214,14 +216,15 @@ class Issuer:
         """Whether a round would bring a device beyond what the fleet grants it."""
         if self._device_epsilon is None:
             return False
-        others = [each for each in self._registry.spent(lineage) if each.job != statement.job.hex()]
-        for column in self._registry.price(statement.job, statement.round):
-            scope = column["unit"], column["adjacency"], column["trust"]
-            spent = [each.statement["epsilon"] for each in others if each.scope == scope]
-            figures = [*spent, column["epsilon"]]
-            if None in figures or sum(figures) > self._device_epsilon * (1 + _ROUNDING):
-                return True
-        return False
+        job = statement.job.hex()
+        others = [each for each in self._registry.spent(lineage) if each.job != job]
+        price = self._registry.price(statement.job, statement.round)
+        columns = [Spent(job, 1, column) for column in price]
+        return any(
+            total.epsilon > self._device_epsilon * (1 + _ROUNDING)
+            for total in totals([*others, *columns])
+            if any(implies(column.scope, total.scope) for column in columns)
+        )
 
 
 def _refusal(verdict: Verdict, keys: TokenKeys, later: bytes = Answer.NOTHING) -> Answer:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from coordinator.devices import Device, Devices
 from coordinator.registry import Entry, RegistryReader, Spent
 from coordinator.settings import CoordinatorSettings
 from dpagent.notation import delta_upwards, upwards
+from dpagent.privacy.statement import Unit, implies
 from dpagent.protocol.issuing import Verdict, Wish
 from dpagent.wording import counted
 
@@ -135,25 +136,57 @@ class Total:
     epsilon: float
     """Infinite where a job guarantees nothing."""
     delta: float
+    left_out: int = 0
+    """Jobs of which nothing is proven in this column, which are not in the figure: nothing bounds them
+    there."""
+
+    @property
+    def scope(self) -> tuple[str, str, str]:
+        """See :class:`~dpagent.privacy.statement.BudgetStatement`."""
+        return self.unit, self.adjacency, self.trust
+
+    @property
+    def in_words(self) -> str:
+        """The column, for a table."""
+        others = f", without {counted(self.left_out, 'job')}" * bool(self.left_out)
+        return f"{self.unit}, trusts {self.trust}{others}"
 
     def sentence(self) -> str:
         """The figures and their scope."""
         scope = f"{self.unit}-level, {self.adjacency} adjacency, trusted party: {self.trust}"
         if not math.isfinite(self.epsilon):
             return f"no guarantee ({scope})"
-        return f"ε = {upwards(self.epsilon)}, δ = {delta_upwards(self.delta)} ({scope})"
+        others = f", without {counted(self.left_out, 'job')} that nothing bounds there" * bool(self.left_out)
+        return f"ε = {upwards(self.epsilon)}, δ = {delta_upwards(self.delta)} ({scope}){others}"
 
 
 def totals(spent: Sequence[Spent]) -> list[Total]:
-    """The sum over jobs in each column (basic composition), as each board's own ledger adds its jobs."""
-    sums: dict[tuple[str, str, str], tuple[float, float]] = {}
+    """The sum over jobs in each column (basic composition), as each board's own ledger adds its jobs: one
+    with a figure that implies one of the column counts there too (:func:`dpagent.privacy.statement.implies`).
+    """
+    jobs: dict[str, list[Spent]] = defaultdict(list)
     for each in spent:
-        epsilon, delta = sums.get(each.scope, (0.0, 0.0))
+        jobs[each.job].append(each)
+    return [_total(scope, jobs.values()) for scope in sorted({each.scope for each in spent})]
+
+
+def _total(scope: tuple[str, str, str], jobs: Iterable[Sequence[Spent]]) -> Total:
+    epsilon, delta, left_out = 0.0, 0.0, 0
+    for columns in jobs:
+        if (figure := _figure_in(columns, scope)) is None:
+            left_out += scope[0] != Unit.COORDINATE  # A figure for single numbers is for no device anyhow.
+            continue
         # Both are null without a guarantee.
-        added = math.inf if each.statement["epsilon"] is None else each.statement["epsilon"]
-        more = 1.0 if each.statement["delta"] is None else each.statement["delta"]
-        sums[each.scope] = epsilon + added, min(1.0, delta + more)
-    return [Total(*scope, *figures) for scope, figures in sorted(sums.items())]
+        epsilon += math.inf if figure["epsilon"] is None else figure["epsilon"]
+        delta += 1.0 if figure["delta"] is None else figure["delta"]
+    return Total(*scope, epsilon, min(1.0, delta), left_out)
+
+
+def _figure_in(columns: Sequence[Spent], scope: tuple[str, str, str]) -> dict[str, Any] | None:
+    """A job's own figure of a column, or one that implies it; None without any."""
+    own = [each.statement for each in columns if each.scope == scope]
+    implied = [each.statement for each in columns if implies(each.scope, scope)]
+    return next(iter([*own, *implied]), None)
 
 
 def total_values(total: Total) -> dict[str, Any]:
@@ -161,4 +194,5 @@ def total_values(total: Total) -> dict[str, Any]:
     return {
         "unit": total.unit, "adjacency": total.adjacency, "trust": total.trust,
         "epsilon": total.epsilon if math.isfinite(total.epsilon) else None, "delta": total.delta,
+        "jobs_left_out": total.left_out,
     }  # fmt: skip

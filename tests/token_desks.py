@@ -15,6 +15,7 @@ from coordinator.issuing import Issuer
 from coordinator.job import Job
 from coordinator.registry import AnnouncedKey, Entry, Registry, RegistryReader
 from dpagent.privacy.mechanisms.job_noise import JobNoise
+from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.protocol.issuing import AskOpener
 from dpagent.protocol.messages import Linkability
 from dpagent.protocol.sealing import new_sealing_secret
@@ -44,6 +45,7 @@ class Desk:
         linkability: of the job.
         job: its id.
         device_epsilon: the most that a device is granted.
+        noise: of the job; by default noise on sums, for each record.
         sealing_secret: of requests; by default a fresh one.
     """
 
@@ -57,6 +59,7 @@ class Desk:
         linkability: Linkability = "fragment",
         job: bytes = JOB,
         device_epsilon: float | None = None,
+        noise: TwoPointRounds | None = None,
         sealing_secret: bytes = b"",
         place: StorePlace | None = None,
     ) -> None:
@@ -68,8 +71,9 @@ class Desk:
         self.devices, self.registry = Devices(self._place), Registry(self._place)
         self.sealing_secret, self.now = sealing_secret or new_sealing_secret(), 5_000.0
         self.opener = AskOpener(self.sealing_secret, FLEET)
-        noise = JobNoise.chosen("discrete-gaussian", (2.0,) * len(EPSILONS))
-        self.job = Job(job, {"privacy": {"delta": 1e-5}, "fragments_per_update": tokens}, noise, EPSILONS)
+        on_sums = JobNoise.chosen("discrete-gaussian", (2.0,) * len(EPSILONS))
+        terms = {"privacy": {"delta": 1e-5}, "fragments_per_update": tokens}
+        self.job = Job(job, terms, noise or on_sums, EPSILONS)
         self.issuer = Issuer(
             FLEET, opener=self.opener, devices=self.devices, registry=self.registry,
             device_epsilon=device_epsilon, now=lambda: self.now,

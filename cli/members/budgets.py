@@ -49,7 +49,7 @@ def list_budgets(config: FleetConfig = None, as_json: JsonOption = False) -> Non
         return
     rows = [
         [
-            device.id, device.state, f"{column.unit}, trusts {column.trust}", upwards(column.epsilon),
+            device.id, device.state, column.in_words, upwards(column.epsilon),
             delta_upwards(column.delta), "went back" if device.id in went_back else "",
         ]
         for device, columns in found
@@ -95,7 +95,7 @@ def show(device: DeviceArgument, config: FleetConfig = None, as_json: JsonOption
             ["job", "rounds", "column", "ε", "δ"],
             [
                 [
-                    each.job[:8], str(each.rounds), f"{total.unit}, trusts {total.trust}",
+                    each.job[:8], str(each.rounds), total.in_words,
                     upwards(total.epsilon), delta_upwards(total.delta),
                 ]
                 for each in spent
@@ -187,7 +187,7 @@ def verify(
                 for figures in (
                     [
                         [
-                            f"{total.unit}, trusts {total.trust}",
+                            total.in_words,
                             upwards(total.epsilon),
                             delta_upwards(total.delta),
                         ]

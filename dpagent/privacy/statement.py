@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from dpagent.errors import ParameterError, require_between, require_finite, require_positive
 from dpagent.notation import delta_upwards
@@ -86,6 +86,33 @@ class Trust(StrEnum):
         }[self]
 
 
+Scope: TypeAlias = tuple[Unit, Adjacency, Trust]
+"""What a figure holds for."""
+
+_IMPLIED: Final[dict[tuple[str, str, str], tuple[Scope, ...]]] = {
+    (Unit.DEVICE, Adjacency.REPLACE_ONE, Trust.NONE): (
+        (Unit.RECORD, Adjacency.ADD_OR_REMOVE_ONE, Trust.NONE),
+        (Unit.DEVICE, Adjacency.ZERO_OUT, Trust.COORDINATOR),
+        (Unit.DEVICE, Adjacency.REPLACE_ONE, Trust.SHUFFLER),
+    )
+}
+
+
+def implies(scope: tuple[str, str, str], other: tuple[str, str, str]) -> bool:
+    """Whether a figure of a scope is one of the other scope as well.
+
+    A bound for any other records of a whole device holds for those with one record more or less, and for
+    none, with which a device adds zeros; and one that trusts nobody holds whomever one trusts. So a job that
+    has such a figure costs as much in those columns too, unless it has one there itself.
+
+    >>> device = (Unit.DEVICE, Adjacency.REPLACE_ONE, Trust.NONE)
+    >>> record = (Unit.RECORD, Adjacency.ADD_OR_REMOVE_ONE, Trust.NONE)
+    >>> implies(device, record), implies(record, device), implies(record, record)
+    (True, False, True)
+    """
+    return other == scope or other in _IMPLIED.get(scope, ())
+
+
 @dataclass(frozen=True, slots=True)
 class BudgetStatement:
     """(ε, δ)-differential privacy of a mechanism, and the scope of the two numbers. Public.
@@ -130,7 +157,7 @@ class BudgetStatement:
         return math.isfinite(self.epsilon) and self.delta < 1
 
     @property
-    def scope(self) -> tuple[Unit, Adjacency, Trust]:
+    def scope(self) -> Scope:
         """Unit, adjacency and trust, which are equal in figures that share a column or a sum."""
         return self.unit, self.adjacency, self.trust
 

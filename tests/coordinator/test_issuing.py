@@ -15,9 +15,11 @@ from agent.identity import Identity
 from coordinator import issuing
 from coordinator.blind_signing import PrivateKey
 from coordinator.database.settings import StorePlace
+from coordinator.participation import totals
 from dpagent import faults
 from dpagent.errors import UsageError
 from dpagent.faults import FaultPoint
+from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.protocol.codec import MessageError, decode
 from dpagent.protocol.issuing import (
     Ask,
@@ -333,6 +335,27 @@ def test_jobs_add_up_and_a_replacement_has_what_its_predecessor_left(new_desk: A
     for number, verdict in ((1, Verdict.GRANTED), (2, Verdict.OVER_LIMIT)):
         request = asked(other, successor, number, job=b"k" * 16)
         assert request.read(other.answer(successor.device_id, request.payload)).verdict is verdict
+
+
+def test_what_hides_a_device_counts_for_each_of_its_records_too(new_desk: Any) -> None:
+    """As in the board's own ledger, whose account of records has both jobs."""
+    sums = new_desk(device_epsilon=4.0)
+    board = sums.member()
+    request = asked(sums, board, 2)
+    assert request.read(sums.answer(board.device_id, request.payload)).verdict is Verdict.GRANTED
+    bits = new_desk(device_epsilon=4.0, job=b"k" * 16, noise=TwoPointRounds((0.5,) * 6, coordinates=40))
+    verdicts = []
+    for number in (1, 3):
+        request = asked(bits, board, number, job=b"k" * 16)
+        verdicts.append(request.read(bits.answer(board.device_id, request.payload)).verdict)
+    assert verdicts == [Verdict.GRANTED, Verdict.OVER_LIMIT], "3 for the device, and 2 + 3 for a record"
+    found = {total.scope: total for total in totals(bits.registry.spent([board.device_id]))}
+    record, device = found["record", "add-or-remove-one", "none"], found["device", "replace-one", "none"]
+    assert (record.epsilon, record.delta, record.left_out) == (3.0, 2e-5, 0)
+    assert (device.epsilon, device.delta, device.left_out) == (1.0, 1e-5, 1)
+    assert record.sentence().endswith("trusted party: none)")
+    assert device.sentence().endswith("trusted party: none), without 1 job that nothing bounds there")
+    assert found["device", "replace-one", "shuffler"].left_out == 1
 
 
 def test_a_ledger_that_went_back_is_told_by_the_boards_own_statement(

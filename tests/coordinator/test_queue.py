@@ -350,6 +350,7 @@ def test_the_settings_of_a_job_are_kept_as_they_were(tmp_path: Path, changes: di
 
 
 def test_costs_are_summed_by_scope_over_jobs() -> None:
+    """What hides a whole device hides each of its records, and boards' ledgers add it up so."""
     central = JobNoise.announced("central-gaussian", [1.0, 1.0], {"resolution": 1 << 14})
     own = JobNoise.announced("device-gaussian", [1.0, 1.0], {"resolution": 1 << 14})
     terms = {"privacy": {"delta": 1e-5}, "rounds": 2}
@@ -357,11 +358,11 @@ def test_costs_are_summed_by_scope_over_jobs() -> None:
     whole = Job(b"w" * 16, terms, central, (1.0, 3.0), NoiseOfDevices(own, (10.0, 20.0)))
     sums = together([("a", records), ("b", whole), ("c", records), ("d", whole)])
     assert [(names, str(each.unit), str(each.trust), each.epsilon) for names, each in sums] == [
-        (["a", "c"], "record", "none", 4.0),
+        (["a", "b", "c", "d"], "record", "none", 44.0),
         (["b", "d"], "device", "coordinator", 6.0),
         (["b", "d"], "device", "none", 40.0),
     ]
-    assert sums[0][1].delta == pytest.approx(2e-5)
+    assert sums[0][1].delta == pytest.approx(4e-5)
 
 
 def test_the_daemon_sees_each_order_of_another_program(queue: Queue, place: StorePlace) -> None:
