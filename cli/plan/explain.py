@@ -9,7 +9,10 @@ from typing import Final
 from cli.notation import factor, figure, percent, plain
 from cli.plan.comparison import Comparison
 from cli.plan.page import fill, headline, setting, verdict
+from dpagent.errors import ParameterError
 from dpagent.notation import upwards
+from dpagent.privacy.accounting.groups import group_event
+from dpagent.privacy.events import ApproximateEvent
 from dpagent.privacy.odds import detection, guessing
 from dpagent.privacy.schedules import Schedule
 from dpagent.wording import counted
@@ -20,6 +23,7 @@ _GAUSSIAN_DELTA: Final = (
 _LAPLACE_DELTA: Final = "Laplace noise alone needs no δ: here it pays for a tighter sum over the rounds."
 _FALSE_ALARMS: Final = 0.01
 _WEAK_EPSILON: Final = 8.0
+_GROUP: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,7 @@ def sections(comparison: Comparison) -> Iterator[Section]:
     yield Section(
         "What is not covered",
         (
-            scope.people.format(group=plain(10 * epsilon), worth=_worth(10 * epsilon)),
+            scope.people.format(group=plain(_GROUP * epsilon), worth=_worth(epsilon, delta)),
             "Participation: the broker sees that a device takes part, and when.",
             f"Other jobs on the same {scope.data}: their ε and δ add to these, up to the device's own "
             "budget.",
@@ -211,7 +215,12 @@ def _bound(share: float) -> str:
     return f"{upwards(100 * share, 1)} %"
 
 
-def _worth(epsilon: float) -> str:
-    if epsilon >= _WEAK_EPSILON:
+def _worth(epsilon: float, delta: float) -> str:
+    """What a guarantee for one unit is for ten, whose δ is more than ten times as large."""
+    try:
+        group = group_event(ApproximateEvent(epsilon, delta), _GROUP)
+    except ParameterError:  # Of a group of so many, nothing is left of δ.
         return "protects little"
-    return f"limits a guess from even odds to {_bound(guessing(epsilon, 0.0))}"
+    if group.epsilon >= _WEAK_EPSILON:
+        return "protects little"
+    return f"limits a guess from even odds to {_bound(guessing(group.epsilon, group.delta))}"

@@ -344,3 +344,19 @@ def test_the_words_of_a_plan_for_noise_at_the_coordinator_speak_of_devices() -> 
     assert "not against the coordinator" in explained
     assert "whether one device sent its update or zeros" in explained
     assert "none is drawn in secret" in explained
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-3), (0.3, 1e-5), (0.1, 0.09)])
+def test_what_is_said_of_ten_records_of_one_person_is_a_bound(epsilon: float, delta: float) -> None:
+    """Their δ is more than ten times as large: it adds up in ten steps, each a factor of e^ε greater."""
+    options = ["--epsilon", epsilon, "--delta", delta, "--rounds", 3, "--sampling-rate", 0.1]
+    result = dpagent("plan", *map(str, options), "--explain")
+    assert result.returncode == 0, result.stderr
+    words = " ".join(result.stdout.split())
+    of_ten = sum(delta * math.exp(step * epsilon) for step in range(10))
+    correct = (math.exp(10 * epsilon) + of_ten) / (1 + math.exp(10 * epsilon))
+    if of_ten >= 1:
+        assert "which protects little" in words
+        return
+    (said,) = re.findall(r"which limits a guess from even odds to ([0-9.]+) %", words)
+    assert correct <= float(said) / 100 <= correct + 0.0011

@@ -1,7 +1,5 @@
 """Group privacy: the guarantee for several units, such as all records of one person, from that for one.
 
-Not wired: no program imports this yet.
-
 Between data sets that differ in n units lie n steps of one, so for an event S,
 P_0(S) ≤ e^ε·P_1(S) + δ ≤ … ≤ e^(nε)·P_n(S) + δ·(1 + e^ε + … + e^((n−1)ε)).
 
