@@ -139,12 +139,10 @@ def compare(target: PlanTarget) -> Comparison:
         caps = cap_costs(statement)
         bounded = bounded_prices(
             chosen.plan.schedule,
+            target.query,
             epsilon=target.epsilon,
             delta=target.delta,
             rounds=target.rounds,
-            sampling_rate=target.sampling_rate,
-            dimension=target.parameters,
-            local_steps=target.local_steps,
         )
     return Comparison(target, candidates, statement, caps, bounded, tuple(_remarks(target, chosen)))
 

@@ -10,17 +10,19 @@ import subprocess
 from pathlib import Path
 
 import dp_accounting
+import numpy as np
 import pytest
 from commands import TIMEOUT_S, command_line, dpagent
 from dp_accounting.pld import PLDAccountant
 from plans import plan_json, rows_under
 
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
+from dpagent.privacy.accounting.composition import composed
 from dpagent.privacy.calibration import calibrate, gaussian_family
+from dpagent.privacy.mechanisms.bounded import BoundedCap, BoundedJob
 from dpagent.privacy.mechanisms.central import CentralGaussian, CentralLaplace
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian, finest_resolution
-from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
-from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
+from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, Query
 from dpagent.privacy.schedules import Schedule
 from dpagent.privacy.statement import Trust
 
@@ -106,18 +108,19 @@ def test_json_has_the_price_of_every_cap() -> None:
 def test_bounded_cap_keeps_to_the_published_formula(arguments: list[str]) -> None:
     plan = plan_json("--rounds", "20", "--epsilon", "3", "--schedule", "incrementing", *arguments)
     bounded, rate, steps = plan["bounded_cap"], plan["sampling_rate"], plan["local_steps"]
-    delta = 1e-5 / (20 * steps) / rate
+    delta = DELTA / (20 * steps) / rate
     assert bounded["step_delta"] == pytest.approx(delta * rate, rel=1e-12)
-    grid = TruncatedLaplace.for_cap(1.0, 10.0, delta, rate, 26_010).grid
-    sensitivity = grid.sensitivity_units * grid.granularity
-    assert 1 <= sensitivity < 1.01
+    # Of a sum on the grid of such a job: a unit a coordinate, and what summing in float32 adds.
+    schedule = Schedule("incrementing", step=plan["schedules"][1]["schedule"]["step"])
+    job = BoundedJob(3.0, 1e-5, 20, schedule, BoundedCap(1.0, 1.0), 1.0)
+    sensitivity = 1 + ACCUMULATION_SLACK + 26_010 / job.resolution(rate, steps)
 
     def cap_at(epsilon: float) -> float:
         return sensitivity * math.log(1 + (math.exp(epsilon) - 1) / (2 * delta)) / epsilon
 
     assert len(bounded["prices"]) >= 5
     for price in bounded["prices"]:
-        # The sampler's own A is smaller by up to 0.013 %.
+        # The sampler's own A is smaller by up to 0.013 %, and rounding up to whole units is less.
         assert cap_at(price["release_epsilon"]) == pytest.approx(price["cap_l1_clip_norms"], rel=2e-4)
         amplified = math.log(1 + rate * (math.exp(price["release_epsilon"]) - 1))
         assert price["step_epsilon"] == pytest.approx(amplified, rel=1e-9)
@@ -360,3 +363,21 @@ def test_what_is_said_of_ten_records_of_one_person_is_a_bound(epsilon: float, de
         return
     (said,) = re.findall(r"which limits a guess from even odds to ([0-9.]+) %", words)
     assert correct <= float(said) / 100 <= correct + 0.0011
+
+
+@pytest.mark.parametrize("arguments", [[], ["--sampling-rate", "1"], ["--local-steps", "3"]])
+def test_a_bounded_cap_is_said_to_cost_what_devices_charge_for_it(arguments: list[str]) -> None:
+    """By the rule of the job itself: for weights whose greatest pull is the cap."""
+    plan = plan_json("--rounds", "4", "--epsilon", "900", "--schedule", "uniform", *arguments)
+    rate, steps, prices = plan["sampling_rate"], plan["local_steps"], plan["bounded_cap"]["prices"]
+    query = Query(1.0, ACCUMULATION_SLACK, 26_010, rate, steps)
+    assert len(prices) >= 5
+    for price in prices:
+        job = BoundedJob(900.0, 1e-5, 4, Schedule("uniform"), BoundedCap(1.0, 1e-9), 1.0)
+        weights = np.full(26_010, price["cap_l1_clip_norms"])
+        found = job.round(1, query, weights, spent=0.0, resolution=job.resolution(rate, steps))
+        charged = composed(found.mechanism.event).epsilon
+        if found.is_capped:
+            assert charged == pytest.approx(price["job_epsilon"] / 4, rel=1e-9)
+        else:
+            assert price["job_epsilon"] <= 900.0

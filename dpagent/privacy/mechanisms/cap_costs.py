@@ -17,7 +17,9 @@ from typing import Final
 
 from dpagent.errors import ParameterError, PlanError
 from dpagent.privacy.accounting.amplification import unamplified_epsilon
-from dpagent.privacy.accounting.composition import composed
+from dpagent.privacy.accounting.composition import composed, exact_sum
+from dpagent.privacy.mechanisms.bounded import BoundedCap, BoundedJob
+from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, Query
 from dpagent.privacy.mechanisms.published import NOT_PRIVATE, PublishedLaplace
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.schedules import Schedule
@@ -98,44 +100,45 @@ def cap_costs(statement: BudgetStatement) -> tuple[CapCost, ...]:
 
 
 def bounded_prices(
-    schedule: Schedule,
-    *,
-    epsilon: float,
-    delta: float,
-    rounds: int,
-    sampling_rate: float,
-    dimension: int,
-    local_steps: int = 1,
+    schedule: Schedule, query: Query, *, epsilon: float, delta: float, rounds: int
 ) -> BoundedPrices:
-    """Prices of the ``bounded`` cap.
+    """Prices of the ``bounded`` cap, as devices charge them: with the sensitivity of their sums on the grid
+    of such a job, and the share of δ left out that pays for inexact noise.
 
     Args:
         schedule: its shares apply to ε here.
+        query: of every round, with a clip norm of 1.
         epsilon: of the whole job.
         delta: of the whole job.
         rounds: of the job.
-        sampling_rate: q, in (0, 1].
-        dimension: d, of an update.
-        local_steps: noisy steps of a round.
     """
-    steps, rate = rounds * local_steps, sampling_rate
-    step_delta = delta / steps
+    steps, rate = rounds * query.steps, query.sampling_rate
+    step_delta = delta * (1 - NOISE_SHARE) / steps
     release_delta = min(step_delta / rate, _MOST_DELTA)
+    terms = (rate, query.dimension)
+    resolution = _resolution(schedule, query, epsilon, delta, rounds)
 
     def price(cap: float) -> BoundedCost | None:
         try:
-            mechanism = TruncatedLaplace.for_cap(1.0, cap, release_delta, rate, dimension)
+            mechanism = TruncatedLaplace.for_cap(
+                query.clip_norm, cap * query.clip_norm, release_delta, *terms,
+                resolution=resolution, accumulation_slack=query.accumulation_slack,
+            )  # fmt: skip
         except (ParameterError, PlanError):
             return None
-        step = composed(mechanism.event).epsilon
-        return BoundedCost(cap, mechanism.epsilon, step, steps * step)
+        step = composed(mechanism.event)
+        return BoundedCost(cap, mechanism.epsilon, step.epsilon, exact_sum([(step.epsilon, steps)]))
 
     def allowed(share: float) -> float | None:
         try:
-            of_step = unamplified_epsilon(share * epsilon / local_steps, rate)
-            return TruncatedLaplace.for_delta(1.0, of_step, release_delta, rate, dimension).cap
+            of_step = unamplified_epsilon(share * epsilon / query.steps, rate)
+            mechanism = TruncatedLaplace.for_delta(
+                query.clip_norm, of_step, release_delta, *terms,
+                resolution=resolution, accumulation_slack=query.accumulation_slack,
+            )  # fmt: skip
         except (ParameterError, PlanError):
             return None
+        return mechanism.cap / query.clip_norm
 
     shares = schedule.shares(rounds)
     return BoundedPrices(
@@ -144,3 +147,12 @@ def bounded_prices(
         allowed(float(shares[0])),
         allowed(float(shares[-1])),
     )
+
+
+def _resolution(schedule: Schedule, query: Query, epsilon: float, delta: float, rounds: int) -> int | None:
+    """The grid of such a job; None, for one of the mechanism's own, where none could run."""
+    try:
+        job = BoundedJob(epsilon, delta, rounds, schedule, BoundedCap(1.0, 1.0), 1.0)
+        return job.resolution(query.sampling_rate, query.steps)
+    except (ParameterError, PlanError):
+        return None
