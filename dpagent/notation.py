@@ -11,25 +11,26 @@ _NO_MORE: Final = 1e-12
 
 
 def upwards(value: float, decimals: int = 3) -> str:
-    """A bound, rounded up to ``decimals``, or to two significant digits where those would say too much.
+    """A bound, rounded up to ``decimals``, or to two significant digits where those would say too much; but
+    for a relative 10⁻¹², by which a sum of doubles may be off.
 
     Args:
         value: at least 0.
         decimals: digits after the point, at least.
 
-    >>> upwards(1.5004), upwards(0.0001), upwards(0.0), upwards(math.inf)
-    ('1.501', '0.00010', '0.000', '∞')
+    >>> upwards(1.5004), upwards(0.0001), upwards(0.0), upwards(math.inf), upwards(2 + 5e-10)
+    ('1.501', '0.00010', '0.000', '∞', '2.001')
     """
     if not math.isfinite(value):
         return "∞"
     if 0 < value < 10.0**-decimals * 10 ** (_SIGNIFICANT - 1):
         decimals = _SIGNIFICANT - 1 - math.floor(math.log10(value))
     scale = 10.0**decimals
-    return f"{math.ceil(value * scale - 1e-6) / scale:.{decimals}f}"
+    return f"{math.ceil(value * (1 - _NO_MORE) * scale) / scale:.{decimals}f}"
 
 
 def downwards(value: float, decimals: int = 3) -> str:
-    """What is left of a bound, rounded down to ``decimals``.
+    """What is left of a bound, rounded down to ``decimals`` likewise.
 
     Args:
         value: at least 0.
@@ -39,7 +40,7 @@ def downwards(value: float, decimals: int = 3) -> str:
     ('1.500', '49.999')
     """
     scale = 10.0**decimals
-    return f"{math.floor(value * scale + 1e-6) / scale:.{decimals}f}"
+    return f"{math.floor(value * (1 + _NO_MORE) * scale) / scale:.{decimals}f}"
 
 
 def delta_upwards(value: float) -> str:

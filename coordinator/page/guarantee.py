@@ -99,7 +99,7 @@ def in_words(job: Job, promised: Sequence[BudgetStatement]) -> list[dict[str, An
 
 def _odds(own: BudgetStatement) -> str:
     chance = guessing(own.epsilon, own.delta)
-    share = f"{math.ceil(1e4 * chance - 1e-6) / 100:.2f} %" if chance < 0.9999 else "nearly all"
+    share = f"{math.ceil(1e4 * chance * (1 - 1e-12)) / 100:.2f} %" if chance < 0.9999 else "nearly all"
     change = f"e^{upwards(own.epsilon, 2)}"
     if own.epsilon <= _LARGEST_EXPONENT:
         change = f"{upwards(math.exp(own.epsilon), 1)}"

@@ -7,11 +7,11 @@ export const number = (value) => value.toLocaleString("en");
 export const percent = (share, digits = 1) =>
   share === null || share === undefined ? "–" : spaced((100 * share).toFixed(digits), "%");
 
-// A bound, rounded up.
+// A bound, rounded up, but for a relative 1e-12, by which a sum of doubles may be off.
 export function upwards(value, digits = 3) {
   if (value === null || value === undefined) return "no bound";
   const scale = 10 ** digits;
-  return (Math.ceil(value * scale - 1e-6) / scale).toFixed(digits);
+  return (Math.ceil(value * (1 - 1e-12) * scale) / scale).toFixed(digits);
 }
 
 export const figure = (value, digits = 3) =>
