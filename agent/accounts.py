@@ -56,6 +56,8 @@ class JobAccount:
     accountant: AccountantName
     loss_grid: float | None
     """That price the job, pinned; see :class:`~agent.charges.Charge`."""
+    rounds: int
+    """How many were charged."""
     spent: Counter[ChargedSum | ChargedReports] = field(default_factory=Counter)
     """What was charged, and how often, while the job may go on: its price is computed from that anew, in
     another process (:mod:`agent.admission`)."""
@@ -101,20 +103,20 @@ class JobAccounts:
 
     def jobs_without_bound(self, account: str) -> int:
         """Number of an account's jobs that are not charged to the account of the data set that trusts nobody
-        too."""
-        bounded = self._jobs.get(dataset_of(account), {})
-        return sum(
-            job not in bounded or bounded[job].schedule != known.schedule
-            for job, known in self._jobs.get(account, {}).items()
-        )
+        too, in all of their rounds."""
+        return self._jobs_without(account, dataset_of(account))
 
     def jobs_besides(self, account: str) -> int:
         """Number of jobs on the data set of an account that are charged to the account which trusts nobody,
-        and not to this one too."""
-        own = self._jobs.get(account, {})
+        and not to this one too, or not in all of their rounds: an owner may come to trust a party later."""
+        return self._jobs_without(dataset_of(account), account)
+
+    def _jobs_without(self, account: str, other: str) -> int:
+        """Number of jobs of an account of which rounds are not charged to the other one too."""
+        there = self._jobs.get(other, {})
         return sum(
-            job not in own or own[job].schedule != known.schedule
-            for job, known in self._jobs.get(dataset_of(account), {}).items()
+            job not in there or there[job].schedule != known.schedule or there[job].rounds < known.rounds
+            for job, known in self._jobs.get(account, {}).items()
         )
 
     def reserved(self, dataset: str) -> Budget:
@@ -142,9 +144,10 @@ class JobAccounts:
         account = self.job(charge.dataset, charge.job)
         spent: Counter[ChargedSum | ChargedReports] = Counter() if account is None else account.spent
         spent[charge.charged] += 1
+        rounds = 1 if account is None else account.rounds + 1
         self._jobs.setdefault(charge.dataset, {})[charge.job] = JobAccount(
             charge.schedule, charge.job_epsilon, charge.delta, charge.round, charge.accountant,
-            charge.loss_grid, spent,
+            charge.loss_grid, rounds, spent,
         )  # fmt: skip
         self._running[dataset] = job
         self._spent[charge.dataset] = charge.cumulative_epsilon

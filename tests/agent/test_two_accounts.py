@@ -193,6 +193,21 @@ def test_the_owner_reads_that_a_figure_with_trust_leaves_other_jobs_of_the_devic
     assert sentence in dpagent("budget", "show", "--state-dir", path).stdout
 
 
+def test_rounds_from_before_the_owner_trusted_the_coordinator_are_not_in_that_figure(tmp_path: Path) -> None:
+    """They are charged to the account that trusts nobody alone: of a job in both, the first round is not."""
+    state = opened(tmp_path / "state")
+    nobody = READY.with_values({"trust": (Trust.NONE,)})
+    for number, limits, accounts in ((1, nobody, 1), (2, READY, 2)):
+        charges = charges_for(state, noisy_plan(number), limits)
+        assert len(charges) == accounts
+        state.offer(JOB, number, bytes(32), 0.0)
+        state.charge(charges, 0.0)
+        state.spool_round(JOB, number, [], 0.0, None)
+    accounts_ = state.ledger.accounts
+    assert (accounts_.jobs_besides(TRUSTING), accounts_.jobs_without_bound(TRUSTING)) == (1, 0)
+    state.close()
+
+
 def test_a_job_of_another_schedule_under_the_same_id_gives_a_job_no_bound(tmp_path: Path) -> None:
     state = opened(tmp_path / "state")
     for number, plan in enumerate((update_plan(), make_plan(round=2)), 1):
