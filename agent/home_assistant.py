@@ -32,6 +32,7 @@ from agent.other_brokers import are_one
 from agent.settings import AgentSettings
 from dpagent import __version__
 from dpagent.errors import BrokerError, ConfigurationError
+from dpagent.notation import upwards
 from dpagent.service_manager import ServiceManager
 from dpagent.structured_log import Event, about
 from dpagent.transport.events import Acknowledged, Connected, Disconnected
@@ -275,5 +276,5 @@ def _switch(is_on: bool | None) -> str | None:
 
 
 def _bounded(epsilon: float) -> float | str:
-    """JSON has no infinity: rounds without a guarantee."""
-    return round(epsilon, 6) if math.isfinite(epsilon) else "no bound"
+    """A bound, rounded up. JSON has no infinity: rounds without a guarantee."""
+    return float(upwards(epsilon, 6)) if math.isfinite(epsilon) else "no bound"

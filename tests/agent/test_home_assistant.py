@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from brokers import Broker, BrokerFactory, wait_until
 from commands import dpagent
 from fleets import write_agent
 
-from agent.home_assistant import HomeAssistant, board_id, next_due
+from agent.disclosed import Disclosed, DisclosedAccount
+from agent.home_assistant import HomeAssistant, board_id, entities_of, next_due
 from agent.overview import overview_of
 from agent.profile import open_profile
 from agent.sensors import Sensors
@@ -205,3 +207,12 @@ def test_the_boards_id_there_is_its_own_and_stays(tmp_path: Path, broker: Broker
     assert first == again
     other = settings_of(file).with_values({"fleet": "another"})
     assert board_id(other) != first
+
+
+@pytest.mark.parametrize("epsilon", [1.9999190963726172, 1e-9, 2.0])
+def test_an_epsilon_is_told_rounded_up(epsilon: float) -> None:
+    account = DisclosedAccount("digits", budget=4.0, reserved=epsilon, spent=math.inf)
+    board = Disclosed(True, True, True, None, None, None, (account,), None, None)
+    told = {each.key: each.value for each in entities_of(board)}
+    assert epsilon <= told["account_0_reserved"] <= epsilon + 1e-6
+    assert (told["account_0_budget"], told["account_0_spent"]) == (4.0, "no bound")
