@@ -60,6 +60,10 @@ class SweepReport:
         """What puts the best setting on a fleet."""
         return f"dpagent sweep job {self.directory} --output {Path(self.name).stem}-job.yaml --add"
 
+    def _shown(self, results: dict[str, Any]) -> dict[str, Any]:
+        """A run's results; of private records without remarks on them, for which no ε is paid."""
+        return results if self.records == "public" else {**results, "minds": []}
+
     def as_json(self) -> dict[str, Any]:
         """For scripts."""
         return {
@@ -81,7 +85,7 @@ class SweepReport:
                             "run": outcome.run.number,
                             "seed": outcome.run.request.seed,
                             "seconds": outcome.seconds,
-                            "results": outcome.results,
+                            "results": self._shown(outcome.results),
                         }
                         for outcome in each.outcomes
                     ],

@@ -45,6 +45,9 @@ def test_the_best_setting_is_first_and_the_page_has_all(swept: Sweep) -> None:
     assert values["owed"]
     (price,) = values["price"]
     assert 4.0 < price["all_runs"]["epsilon"] < 16.0
+    # What is remarked of the training records is counted on them, without noise.
+    assert any(outcome.results["minds"] for outcome in swept.done.values())
+    assert all(not run["results"]["minds"] for each in values["settings"] for run in each["runs"])
     page = render_sweep(report)
     words = words_of(page)
     assert "What this page costs the records" in words
