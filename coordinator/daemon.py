@@ -203,13 +203,15 @@ class Coordinator:
                 self._let_go()
                 self._end_untold(queued, error)
             else:
+                # First of all: the error may tell of noise that was drawn to close a round, and after a
+                # crash other noise would be drawn for the same updates.
+                self._queue.fail(queued.number, str(error))
+                self._failures[queued.name] = error
                 log.error(
                     "job %s has failed: %s", queued.name, error,
                     extra=about(event=Event.JOB_FAILED, job=queued.job.id.hex(), job_name=queued.name,
                                 reason=str(error)),
                 )  # fmt: skip
-                self._failures[queued.name] = error
-                self._queue.fail(queued.number, str(error))
             self._version = -1
 
     def _end_untold(self, queued: QueuedJob, error: DpagentError) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from fleets import DIGITS, fleet_values, update_plan
 
+from coordinator.daemon import Coordinator
 from coordinator.model_state import ModelState
 from coordinator.planning import Planner, new_job
+from coordinator.queued_job import JobState
 from coordinator.settings import FleetSettings
 from coordinator.stepping import Stepper
 from coordinator.store import OpenRound
@@ -247,3 +250,31 @@ def test_the_clip_norm_follows_the_quantile_and_stops_at_its_bounds(caplog: pyte
     # Not with the step: after a crash before it is kept, other noise is drawn, and two answers show both.
     assert is_told == [0, 1, 0, 0, 0, 0, 0, 0, 0]
     assert caplog.text.count("the clip norm has come to 0.125, the least") == 1
+
+
+def test_nothing_is_said_of_a_step_that_failed_before_the_job_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The reason may tell of the noise that was drawn, such as how many weights it made infinite. After a
+    crash before the failure is on disk, other noise would be drawn for the same updates."""
+
+    class Cut(BaseException):
+        pass
+
+    def cut(number: int, trouble: str) -> None:
+        raise Cut
+
+    coordinator = object.__new__(Coordinator)
+    coordinator._queue = SimpleNamespace(fail=cut)  # type: ignore[assignment]
+    coordinator._failures, coordinator._version = {}, 0
+    job = SimpleNamespace(id=bytes(16))
+    queued = SimpleNamespace(state=JobState.RUNNING, number=1, name="first", job=job)
+    running: Any = SimpleNamespace(queued=queued)
+    with pytest.raises(Cut), coordinator._failing_alone(running):
+        raise ParameterError("3 of the weights are not finite; expected none.")
+    assert caplog.records == []
+    kept: list[str] = []
+    coordinator._queue = SimpleNamespace(fail=lambda number, why: kept.append(why))  # type: ignore[assignment]
+    with coordinator._failing_alone(running):
+        raise ParameterError("3 of the weights are not finite; expected none.")
+    assert (len(kept), len(caplog.records)) == (1, 1)
