@@ -51,8 +51,10 @@ def take_update_step(
     """
     noisy = release.mechanism.add_noise(total, entropy=entropy)
     mean, parameters = release.mean_of(noisy), release.clipping.parameters
-    stepped = model.stepped(
-        optimiser, -mean[:parameters], number=release.plan.round, learning_rate=learning_rate
-    )
+    # No warning either: it would say before the step is kept what this noise made of the weights.
+    with np.errstate(over="ignore", invalid="ignore"):
+        stepped = model.stepped(
+            optimiser, -mean[:parameters], number=release.plan.round, learning_rate=learning_rate
+        )
     share = release.clipping.share_within(float(mean[-1])) if release.clipping.count_weight else None
     return UpdateStep(stepped, share)

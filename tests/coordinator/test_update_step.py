@@ -278,3 +278,12 @@ def test_nothing_is_said_of_a_step_that_failed_before_the_job_is_over(
     with coordinator._failing_alone(running):
         raise ParameterError("3 of the weights are not finite; expected none.")
     assert (len(kept), len(caplog.records)) == (1, 1)
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_warning_says_what_the_noise_made_of_the_weights() -> None:
+    release = release_of("central-gaussian")
+    model = ModelState(np.full(DIMENSION, 3e38, np.float32), np.zeros((1, DIMENSION)), 1.0, ())
+    total = np.zeros(release.dimension, np.int64)
+    step = take_update_step(release, total, model, Sgd(), 1e38)
+    assert not np.isfinite(step.model.weights).all()
