@@ -51,7 +51,7 @@ def delta_upwards(value: float) -> str:
         value: at least 0.
 
     >>> delta_upwards(1e-5), delta_upwards(1.2345641e-5), delta_upwards(0.1 + 0.2)
-    ('1e-05', '1.23457e-05', '0.3')
+    ('1e-5', '1.23457e-5', '0.3')
     """
     return _in_six_digits(value * (1 - _NO_MORE), ROUND_CEILING)
 
@@ -60,10 +60,11 @@ def delta_downwards(value: float) -> str:
     """What is left of a δ, rounded down likewise.
 
     >>> delta_downwards(9.8765439e-4), delta_downwards(1e-4 - 1e-5)
-    ('0.000987654', '9e-05')
+    ('0.000987654', '9e-5')
     """
     return _in_six_digits(value * (1 + _NO_MORE), ROUND_FLOOR)
 
 
 def _in_six_digits(value: float, rounding: str) -> str:
-    return f"{float(Context(6, rounding).create_decimal_from_float(value)):g}"
+    shown = f"{float(Context(6, rounding).create_decimal_from_float(value)):g}"
+    return shown.replace("e-0", "e-")

@@ -10,7 +10,7 @@ from cli.notation import factor, figure, percent, plain
 from cli.plan.comparison import Comparison
 from cli.plan.page import fill, headline, setting, verdict
 from dpagent.errors import ParameterError
-from dpagent.notation import upwards
+from dpagent.notation import delta_upwards, upwards
 from dpagent.privacy.accounting.groups import group_event
 from dpagent.privacy.events import ApproximateEvent
 from dpagent.privacy.odds import detection, guessing
@@ -120,10 +120,10 @@ def sections(comparison: Comparison) -> Iterator[Section]:
     )
     units = target.devices if target.sums_updates else target.records_per_device
     yield Section(
-        f"What δ = {plain(delta)} means",
+        f"What δ = {delta_upwards(delta)} means",
         (
             f"An allowance beyond ε: in the worst case, a {unit} is revealed entirely with a probability "
-            f"of {plain(delta)}. Over the {counted(units, unit)} of {scope.among} that "
+            f"of {delta_upwards(delta)}. Over the {counted(units, unit)} of {scope.among} that "
             f"is {plain(delta * units)} of them on average, so δ should be well below one over that number. "
             f"{_LAPLACE_DELTA if comparison.shares_epsilon else _GAUSSIAN_DELTA}",
         ),

@@ -167,7 +167,7 @@ class BudgetStatement:
         if not self.is_guarantee:
             return f"no guarantee ({scope})"
         # Bounds must not be rounded down.
-        delta = delta_upwards(self.delta).replace("e-0", "e-")
+        delta = delta_upwards(self.delta)
         epsilon = Context(prec=6, rounding=ROUND_CEILING).create_decimal_from_float(self.epsilon)
         return f"ε = {float(epsilon):g}, δ = {delta} ({scope})"
 

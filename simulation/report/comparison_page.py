@@ -10,13 +10,13 @@ from typing import Final
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from dpagent.notation import upwards
+from dpagent.notation import delta_upwards, upwards
 from dpagent.privacy.methods import method_named
 from dpagent.wording import counted
 from simulation.comparison import bounds_of, scope_in_words, scopes_of
 from simulation.record import RunRecord
 from simulation.report.drawing import COLOURS, Picture, draw_picture, line, round_axis
-from simulation.report.notation import percent, plain, size
+from simulation.report.notation import percent, size
 from simulation.report.rendering import name_of, render, write_page
 from simulation.report.trust_picture import trust_picture
 
@@ -68,7 +68,7 @@ def comparison_rows(records: Sequence[RunRecord]) -> list[list[str]]:
             row(scope_in_words(scope), *(_NO_BOUND if each is None else upwards(each) for each in found))
             for scope, found in zip(scopes, bounds, strict=True)
         ),
-        row("δ", *(plain(each.settings.delta) for each in records)),
+        row("δ", *(delta_upwards(each.settings.delta) for each in records)),
         row("bytes up, a device and round", *(size(each.bytes_up) for each in records)),
         row("bytes down", *(size(each.bytes_down) for each in records)),
         row("rounds", *(f"{len(each.epsilon_spent):,}" for each in records)),

@@ -13,11 +13,11 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from dpagent.notation import upwards
+from dpagent.notation import delta_upwards, upwards
 from dpagent.wording import counted
 from simulation.comparison import scope_in_words
 from simulation.report.drawing import COLOURS, DEVICE_COLOURS, Picture, draw_picture, line, round_axis
-from simulation.report.notation import duration, percent, plain, size
+from simulation.report.notation import duration, percent, size
 from simulation.report.rendering import render, write_page
 from simulation.sweep.file import setting_in_words
 from simulation.sweep.price import ScopePrice
@@ -160,7 +160,7 @@ def _price_row(price: ScopePrice) -> dict[str, Any]:
     return {
         "scope": scope_in_words(price.scope),
         "all": upwards(price.epsilon) if math.isfinite(price.epsilon) else _NO_BOUND,
-        "delta": plain(price.delta),
+        "delta": delta_upwards(price.delta),
         "best": [(law, upwards(epsilon)) for law, epsilon in price.best_alone.items()],
     }
 
