@@ -24,7 +24,9 @@ def bounded_rounds(settings: FleetSettings) -> tuple[JobNoise, tuple[float, ...]
     job, privacy = _job(settings), settings.privacy
     lots = privacy.sampling_rate, privacy.local_steps
     noise = JobNoise(TruncatedLaplace, job.multipliers(*lots), {"resolution": job.resolution(*lots)})
-    return noise, tuple(np.cumsum(job.schedule.budgets(job.epsilon, job.rounds)).tolist())
+    *running, _ = np.cumsum(job.schedule.budgets(job.epsilon, job.rounds)).tolist()
+    # All together what devices reserve, to the last bit.
+    return noise, (*running, job.epsilon)
 
 
 def bounded_round(

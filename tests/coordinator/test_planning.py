@@ -79,3 +79,15 @@ def test_a_value_that_no_plan_can_state_is_named(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, records_per_device=1e9)
     with pytest.raises(PlanError, match="expected_lot"):
         planner_of(settings, DIGITS).task(OpenRound(1, 0, 0), b"")
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 10, 30, 100])
+@pytest.mark.parametrize("kind", ["uniform", "incrementing", "linear"])
+def test_a_bounded_job_costs_what_devices_reserve_for_it(tmp_path: Path, rounds: int, kind: str) -> None:
+    settings = settings_of(
+        tmp_path, rounds=rounds, cap={"kind": "bounded"},
+        privacy={"method": "incrementing", "noise": "laplace", "epsilon": 20.0, "schedule": {"kind": kind}},
+    )  # fmt: skip
+    _, epsilons, _ = job_noise(settings, DIGITS)
+    assert (len(epsilons), epsilons[-1]) == (rounds, 20.0)
+    assert list(epsilons) == sorted(epsilons)
