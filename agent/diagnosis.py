@@ -56,7 +56,7 @@ from dpagent.extras import ONNX_RUNTIME, runtime_remedy
 from dpagent.learning.data.opening import list_declared
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.training.engine_choice import Bench, UnsuitableEngineError
-from dpagent.notation import downwards, upwards
+from dpagent.notation import delta_upwards, downwards, upwards
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.receipts import receipt_place
@@ -73,6 +73,7 @@ _IMPORT_S: Final = 60.0
 _GOVERNOR_S: Final = 5.0
 """A load is measured in two seconds, and most commands answer in less."""
 _SOON: Final = 0.1
+_ROUNDING: Final = 1e-9  # of δ, as admission has it
 """Share of a lifetime budget below which its owner is warned."""
 
 
@@ -271,12 +272,15 @@ def _ledger(settings: AgentSettings) -> Iterator[Finding]:
         last = next(reversed(jobs.get(account, {})), None)
         job = None if last is None else ledger.accounts.job(account, last)
         reserved = ledger.accounts.reserved(account)
-        yield _budget(account, wanted, known.get(account), reserved, 0.0 if job is None else job.epsilon)
+        if ledger.accounts.is_exposed(account):  # No job is taken there any more, in whichever account.
+            reserved = Budget(math.inf, reserved.delta)
+        last_price = None if job is None else Budget(job.epsilon, job.delta)
+        yield _budget(account, wanted, known.get(account), reserved, last_price)
     yield from _declined(settings)
 
 
 def _budget(
-    account: str, wanted: Budget, known: BudgetChange | None, reserved: Budget, last_price: float
+    account: str, wanted: Budget, known: BudgetChange | None, reserved: Budget, last_price: Budget | None
 ) -> Finding:
     """What is left of an account's lifetime budget.
 
@@ -285,7 +289,7 @@ def _budget(
         wanted: the configured budget.
         known: that in the ledger.
         reserved: by all jobs so far.
-        last_price: ε of the last job; 0 before the first.
+        last_price: of the last job; None before the first.
     """
     if known is None or wanted.epsilon > known.epsilon or wanted.delta > known.delta:
         have = "none" if known is None else f"ε = {known.epsilon:g}, δ = {known.delta:g}"
@@ -305,9 +309,11 @@ def _budget(
             ExitCode.LEDGER,
         )
     text = f"{account}: ε = {downwards(epsilon)} of {wanted.epsilon:g} is left"
-    if last_price > 0 and math.isfinite(last_price):
+    if last_price is not None and 0 < last_price.epsilon < math.inf:
+        jobs = int(min(epsilon / last_price.epsilon, delta / last_price.delta * (1 + _ROUNDING)))
         text += (
-            f", for {counted(int(epsilon / last_price), 'job')} like the last one (ε = {upwards(last_price)})"
+            f", for {counted(jobs, 'job')} like the last one (ε = {upwards(last_price.epsilon)}, "
+            f"δ = {delta_upwards(last_price.delta)})"
         )
     if epsilon < _SOON * wanted.epsilon:
         return warning("budget", text, "Soon these records train no more: that is what a budget is for.")

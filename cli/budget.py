@@ -110,6 +110,7 @@ def summary_of(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
         )
         reserved = ledger.accounts.reserved(name)
         if ledger.accounts.is_exposed(name):
+            known["epsilon_left"] = 0.0  # No job with a guarantee is taken there any more.
             reserved, assumptions = Budget(math.inf, 1.0), (*assumptions, _EXPOSED)
         statement = ledger_statement(name, reserved, mechanisms.get(name, ()), *assumptions)
         known |= _scope(name) | {"statement": statement.as_dict()}

@@ -174,6 +174,7 @@ def test_the_books_say_that_nothing_is_guaranteed(path: Path, state: AgentState)
     document = json.loads(dpagent("budget", "show", "--state-dir", path, "--json").stdout)
     for account in (DATASET, ACCOUNT):
         assert document["datasets"][account]["statement"]["guarantee"] == "none"
+        assert document["datasets"][account]["epsilon_left"] == 0.0, "no job is taken there any more"
     assert document["datasets"][DATASET]["epsilon_reserved"] is None
 
 

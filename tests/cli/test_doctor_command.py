@@ -174,11 +174,13 @@ def test_what_is_left_of_the_budget_is_told_in_jobs(board: Path) -> None:
         state.offer(charge.job, charge.round, bytes(32), 0.0)
         state.charge([charge], 0.0)
         price = state.ledger.accounts.reserved("digits").epsilon
-    text = str(of_board(board)["budget"]["finding"])
-    assert f"for {int((4.0 - price) / price)} job" in text
-    assert f"(ε = {upwards(price)})" in text
-    # Just as much as is reserved: nothing is left.
     values = yaml.safe_load(board.read_text())
+    for delta, by_delta in ((1e-4, 9), (3e-5, 2)):
+        board.write_text(yaml.safe_dump(values | {"budget": {"epsilon": 4.0, "delta": delta}}))
+        text = str(of_board(board)["budget"]["finding"])
+        assert f"for {min(int((4.0 - price) / price), by_delta)} job" in text
+        assert f"(ε = {upwards(price)}, δ = 1e-5)" in text
+    # Just as much as is reserved: nothing is left.
     board.write_text(yaml.safe_dump(values | {"budget": {"epsilon": price, "delta": 1e-4}}))
     assert "nothing is left" in only(of_board(board), "budget")
     board.write_text(yaml.safe_dump(values | {"budget": {"epsilon": price * 1.05, "delta": 1e-4}}))
