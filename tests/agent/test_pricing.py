@@ -175,8 +175,10 @@ def none_starts(monkeypatch: pytest.MonkeyPatch, executed: None) -> None:
     monkeypatch.setattr(sys, "executable", "/none")
 
 
-@pytest.mark.usefixtures("none_starts")
-def test_a_process_that_cannot_be_started_declines_the_round(device: Device) -> None:
+def test_a_process_that_cannot_be_started_declines_the_round(
+    device: Device, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue("none_starts")  # Not before the device's ledger has been replayed.
     device.cycle._questions._prices = Pricing()
     device.take_plan(make_plan())
     device.give()
