@@ -16,7 +16,7 @@ from typing import Final
 
 from agent.heads import LedgerFiles, SecondHead, require_kept, save_head
 from agent.ledger import Check, Ledger, create_ledger
-from agent.ledger_room import LedgerRoom, TakenRoom
+from agent.ledger_room import LedgerRoom, TakenRoom, put_log_back
 from agent.pricing import replay_apart
 from agent.probes import Probes, create_probes
 from agent.rounds import Rounds, create_rounds
@@ -100,6 +100,8 @@ class StateDatabase:
         self._noted_at = 0.0
         with ExitStack() as if_it_fails, ledger_errors(self.file):
             if_it_fails.callback(self._directory.close)
+            if_it_fails.callback(self._close_room)
+            put_log_back(self.file)
             self.connection = open_database(
                 self.file,
                 [
@@ -138,9 +140,13 @@ class StateDatabase:
         with suppress(StorageError, LedgerError):  # A stop succeeds on a full disk, too.
             self.write_notes()
         self.connection.close()
+        self._close_room()
+        self._directory.close()
+
+    def _close_room(self) -> None:
+        """After the connection."""
         if self._room is not None:
             self._room.close()
-        self._directory.close()
 
     @contextmanager
     def written(self) -> Iterator[None]:

@@ -5,16 +5,19 @@ coordinator who chooses how long an update is would learn by the agent's silence
 block, and so whether a record is there: for no more than the ε of a round with any noise.
 
 So the largest database that the device's limits allow is taken at the first start, as free pages of it, and
-its write-ahead log at each. A database never shrinks, and the log only when the program stops, which its
-owner decides; a power cut leaves it. A disk that has not so much keeps the agent from starting.
+its write-ahead log, and the index of that. A database never shrinks; log and index go when the program stops,
+and whoever refuses its connection makes it stop. So each has a second name, under which its blocks stay until
+the next start. A disk that has not so much keeps the agent from its first start.
 
 What it does not cover: a file system that writes each block anew elsewhere (btrfs, ZFS, an overlay over
-another), or that stores zeros in no room, keeps no such promise. Nor does it cover a reader of the database
+another), or that stores zeros in no room, keeps no such promise. On one without hard links (FAT), log and
+index need their room at each start. Nor does it cover a reader of the database
 that goes on for many rounds, which keeps the log from beginning anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from pathlib import Path
@@ -25,6 +28,7 @@ from agent.spool import SETTLED_KEPT
 from dpagent.database_file import transaction
 from dpagent.errors import StorageError
 from dpagent.protocol.dummies import MAX_DUMMIES
+from dpagent.storage import overwrite, take_blocks
 
 _DUMMY_BYTES: Final = 320
 _DUMMY_WITH_TOKEN_BYTES: Final = 1_500
@@ -45,6 +49,9 @@ _FRAME_BYTES: Final = 24
 _INDEXED: Final = 4_000
 """Pages of the log, and a few more, that a part of its index tells of."""
 _INDEX_BYTES: Final = 32 << 10
+_PARTS_MORE: Final = 4
+_HEADER_BYTES: Final = 136
+"""Of the index, of which the log has 32."""
 
 
 class LedgerRoom(NamedTuple):
@@ -79,10 +86,76 @@ class LedgerRoom(NamedTuple):
         Args:
             file: the database, which need not be there.
         """
-        return sum(
-            max(0, wanted - (each.stat().st_size if each.exists() else 0))
-            for each, wanted in ((file, self.database_bytes), (Path(f"{file}-wal"), self.log_bytes))
-        )
+        log = Path(f"{file}-wal")
+        has_log = max(map(_size_of, (log, _kept_of(log))))
+        return max(0, self.database_bytes - _size_of(file)) + max(0, self.log_bytes - has_log)
+
+
+def put_log_back(file: Path) -> None:
+    """Let log and index of a database be the files that the last stop left of them, which tell nothing any
+    more. Call it before the database is opened.
+
+    Args:
+        file: the database, which need not be there.
+
+    Raises:
+        OSError: the disk fails.
+    """
+    if not file.exists():
+        return
+    for each in (Path(f"{file}-wal"), Path(f"{file}-shm")):
+        if each.exists():
+            # What a power cut left counts. What a reader has made needs the room now.
+            _forget_other(each)
+            continue
+        try:
+            descriptor = os.open(_kept_of(each), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            # Without its header nothing in it counts: the database has moved on since.
+            overwrite(descriptor, bytes(_HEADER_BYTES), 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        with contextlib.suppress(FileExistsError):  # A reader has just made one.
+            os.link(_kept_of(each), each)
+
+
+def _kept_of(file: Path) -> Path:
+    """The second name of a file that SQLite removes."""
+    return file.with_name(f".{file.name}.room")
+
+
+def _forget_other(file: Path) -> None:
+    """Give up what the last stop left of a file, if another has taken its place."""
+    kept = _kept_of(file)
+    if not (file.exists() and kept.exists() and kept.samefile(file)):
+        kept.unlink(missing_ok=True)
+
+
+def _name_twice(file: Path) -> None:
+    """Have a file keep its blocks when SQLite removes it, where the file system has hard links."""
+    with contextlib.suppress(OSError):
+        os.link(file, _kept_of(file))
+
+
+def _take_parts(descriptor: int, number: int) -> None:
+    """Have so many parts of the index on blocks of their own, and some more if they can be had: SQLite gives
+    up all but the first at each start, and a file that lies in more pieces than before needs blocks for that.
+    """
+    for part in range(number + _PARTS_MORE):
+        try:
+            # XFS asks for as many free blocks as it is told bytes, also of those that are there.
+            os.posix_fallocate(descriptor, part * _INDEX_BYTES, _INDEX_BYTES)
+        except OSError:
+            if part < number:
+                raise
+            return
+
+
+def _size_of(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 class TakenRoom:
@@ -102,21 +175,27 @@ class TakenRoom:
         self._file, self._connection = file, connection
         page_bytes = self._number("page_size")
         self._take_pages(room.database_bytes - self._number("page_count") * page_bytes)
-        log = os.open(f"{file}-wal", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = Path(f"{file}-wal")
+        _forget_other(path)
+        log = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(log, 0, room.log_bytes)
+            take_blocks(log, room.log_bytes)
             os.fsync(log)
         finally:
             os.close(log)
+        _name_twice(path)
         # The index of the log stays open: SQLite's locks on it are this process's, and end when any of its
-        # descriptors is closed.
+        # descriptors is closed. It is made anew at each start.
+        path = Path(f"{file}-shm")
+        _forget_other(path)
         parts = 1 + room.log_bytes // ((page_bytes + _FRAME_BYTES) * _INDEXED)
-        self._index = os.open(f"{file}-shm", os.O_RDWR | os.O_CLOEXEC)
+        self._index = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.posix_fallocate(self._index, 0, parts * _INDEX_BYTES)
+            _take_parts(self._index, parts)
         except BaseException:
             self.close()
             raise
+        _name_twice(path)
 
     def _take_pages(self, missing: int) -> None:
         """Make the database larger by so many bytes of free pages."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from dpagent.resident_memory import kept
-from dpagent.storage import disk_errors, open_private, overwrite, replace_durably, sync_directory
+from dpagent.storage import disk_errors, open_private, overwrite, replace_durably, sync_directory, take_blocks
 
 CACHED_BYTES: Final = 64 << 20
 """Files of decoded records, and of features, of up to so much are read when the agent starts, and then are in
@@ -125,7 +125,7 @@ def _of_size(file: Path, size: int) -> Iterator[int]:
     """A file of a size, on blocks of its own, open for writing."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(descriptor, 0, size)
+        take_blocks(descriptor, size)
         os.truncate(descriptor, size)
         yield descriptor
     finally:

@@ -7,6 +7,7 @@ Daemons keep their state inside a *state directory* that one process owns at a t
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -23,6 +24,9 @@ from dpagent.faults import FaultPoint
 SPACE_LEFT: Final = 256 << 20
 """Bytes of a disk that stay free for the ledger when room is taken for something else."""
 
+_HERE: Final = -100
+_EXCHANGED: Final = 2
+"""AT_FDCWD and RENAME_EXCHANGE of renameat2(2)."""
 _WRITABLE: Final = "Check that the path exists and is writable."
 
 
@@ -167,7 +171,7 @@ def write_over_spare(path: Path, data: bytes, *, size: int = 0, mode: int = 0o64
 
     The new content is written over a spare file, which then changes places with the old one: from the second
     time on, or after :func:`take_room_for`, it needs no room that was not there before. Where a file system
-    has no hard links (FAT), the next spare is a new file.
+    lets two files not change places, and has no hard links (older FAT), the next spare is a new file.
 
     Args:
         path: the file.
@@ -196,6 +200,8 @@ def write_over_spare(path: Path, data: bytes, *, size: int = 0, mode: int = 0o64
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        if path.exists() and _change_places(path, spare):
+            return
         with contextlib.suppress(OSError):  # The first time; or the file system has none.
             os.link(path, old)
         _take_place(path, spare)
@@ -222,6 +228,21 @@ def take_room_for(path: Path, size: int, *, mode: int = 0o644) -> None:
 
 def _spare_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.spare")
+
+
+def _change_places(path: Path, new: Path) -> bool:
+    """As :func:`_take_place`, in one step after which ``new`` is what was there; False: the system has none.
+
+    It makes no name, for which a directory may need a block more.
+    """
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None)
+    if exchange is None:
+        return False
+    faults.reached(FaultPoint.FILE_WRITTEN)
+    if exchange(_HERE, os.fsencode(path), _HERE, os.fsencode(new), _EXCHANGED) != 0:
+        return False
+    sync_directory(path)
+    return True
 
 
 def _take_place(path: Path, new: Path) -> None:
@@ -298,6 +319,27 @@ def _on_disk(state: os.stat_result) -> int:
     return min(state.st_size, state.st_blocks * 512)
 
 
+def take_blocks(descriptor: int, size: int) -> bool:
+    """Have a file's first bytes on blocks of the disk that are its own.
+
+    Nothing is asked for where it has them: on a full disk XFS refuses them even then.
+
+    Args:
+        descriptor: of the file, open for writing.
+        size: so many bytes.
+
+    Returns:
+        Whether any was missing.
+
+    Raises:
+        OSError: they cannot be had.
+    """
+    if _on_disk(os.fstat(descriptor)) >= size:
+        return False
+    os.posix_fallocate(descriptor, 0, size)
+    return True
+
+
 def take_room(path: Path, size: int, holds: str, remedy: str) -> bool:
     """Make a file at least so large, with blocks of the disk that are its own: later writes find room.
 
@@ -317,11 +359,10 @@ def take_room(path: Path, size: int, holds: str, remedy: str) -> bool:
     with disk_errors(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            missing = size - _on_disk(os.fstat(descriptor))
-            if missing <= 0:
-                return True
             try:
-                os.posix_fallocate(descriptor, 0, size)
+                missing = size - _on_disk(os.fstat(descriptor))
+                if not take_blocks(descriptor, size):
+                    return True
             except OSError as error:
                 raise StorageError(
                     f"{path}: {holds} take {missing:,} bytes more, which cannot be had ({error.strerror})."

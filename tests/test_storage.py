@@ -457,6 +457,25 @@ def test_a_file_changes_places_with_its_spare_and_takes_nothing_new(tmp_path: Pa
     assert sorted(tmp_path.iterdir()) == [spare, path]
 
 
+def test_a_directory_without_room_for_a_name_more_takes_no_spare_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the spare file was gone after one such write, and the next one needed room."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path, spare = tmp_path / "head", tmp_path / ".head.spare"
+    for content in (b"first", b"second"):
+        write_over_spare(path, content)
+    inodes = {path.stat().st_ino, spare.stat().st_ino}
+    monkeypatch.setattr("os.link", full)
+    for content in (b"third", b"fourth"):
+        write_over_spare(path, content)
+        assert path.read_bytes() == content
+        assert {path.stat().st_ino, spare.stat().st_ino} == inodes
+
+
 def test_a_spare_that_is_none_is_not_written_through(tmp_path: Path) -> None:
     path, spare, other = tmp_path / "head", tmp_path / ".head.spare", tmp_path / "other"
     other.write_bytes(b"somebody's")
@@ -484,6 +503,7 @@ def test_without_hard_links_a_file_is_replaced_all_the_same(
         raise PermissionError(errno.EPERM, "no hard links here")
 
     monkeypatch.setattr("os.link", link)
+    monkeypatch.setattr("dpagent.storage._change_places", lambda *_: False)
     for content in (b"first", b"second", b"third"):
         write_over_spare(tmp_path / "head", content)
         assert [each.read_bytes() for each in tmp_path.iterdir()] == [content]

@@ -22,8 +22,8 @@ from small_disks import fill, leave, on_disks_of_their_own
 from storms import in_a_child
 
 from agent.audit import verify
-from agent.charges import Charge
-from agent.custody import begin_ledger
+from agent.charges import Budget, Charge
+from agent.custody import begin_ledger, raise_budget
 from agent.heads import LedgerFiles
 from agent.ledger_room import LedgerRoom
 from agent.limit_settings import FRAGMENT_BYTES, LimitSettings
@@ -318,6 +318,54 @@ def test_no_room_is_taken_while_another_program_reads(disk: Path, monkeypatch: p
         with pytest.raises(StorageError, match="read by another program"):
             AgentState(files, {DATASET: BUDGET}, room, check=replay)
     AgentState(files, {DATASET: BUDGET}, room, check=replay).close()
+
+
+def a_stop_leaves_the_room_for_the_next_start(root: Path) -> None:
+    """A stop, whosever doing it is, and what records have left then: the disk is full to the last byte before
+    the next start, again and again."""
+    files = LedgerFiles(root / "state", root / "state.head")
+    room = LedgerRoom.of(FULL_LIMITS, has_tokens=True)
+    begin_ledger(files, {DATASET: BUDGET})
+    AgentState(files, {DATASET: BUDGET}, room, check=replay).close()
+    fill(root)
+    for number in range(4):
+        state = AgentState(files, {DATASET: BUDGET}, room, check=replay)
+        _take_part_in_a_job(state, bytes([number]) * 16, *LARGEST[2])
+        state.close()
+        assert verify(files.state_dir, files.second_head).charges == 3 * (number + 1)
+        fill(root)
+    # A command of the owner takes no room of its own, either.
+    raise_budget(files, {DATASET: Budget(2 * BUDGET.epsilon, BUDGET.delta)})
+    assert verify(files.state_dir, files.second_head).charges == 12
+
+
+def test_a_stop_leaves_the_room_for_the_next_start(tmp_path: Path) -> None:
+    """Before, a broker that refused a connection, and so ended the agent, saw whether it came back: not where
+    one picture had taken the last of the room that its log needs."""
+    on_disks_of_their_own(a_stop_leaves_the_room_for_the_next_start, {tmp_path / "root": "64m"})
+
+
+def test_what_the_last_stop_left_of_the_log_brings_nothing_back(disk: Path) -> None:
+    files, room = LedgerFiles(disk / "state", disk / "head"), LedgerRoom(3 << 20, 2 << 20)
+    begin_ledger(files, {DATASET: BUDGET})
+    state = AgentState(files, {DATASET: BUDGET}, room, check=replay)
+    charge_rounds(state, 1, 2)
+    log = Path(f"{files.database}-wal")
+    kept = log.with_name(f".{log.name}.room")
+    assert kept.samefile(log)
+    state.close()
+    assert not log.exists()
+    assert kept.stat().st_nlink == 1
+    larger = Budget(2 * BUDGET.epsilon, BUDGET.delta)
+    raise_budget(files, {DATASET: larger})
+    assert verify(files.state_dir, files.second_head).entries == 4
+    state = AgentState(files, {DATASET: larger}, room, check=replay)
+    assert (len(state.ledger.digests), state.ledger.budget(DATASET)) == (4, larger)
+    charge_rounds(state, 3)
+    _kill(state)  # The log counts now, and is no leftover.
+    state = AgentState(files, {DATASET: larger}, room, check=replay)
+    assert state.ledger.number_of_charges == 3
+    state.close()
 
 
 def test_room_that_a_power_cut_left_half_taken_is_taken_whole(disk: Path) -> None:

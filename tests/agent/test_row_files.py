@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from pathlib import Path
@@ -89,6 +90,24 @@ def test_a_look_takes_no_room_on_the_disk_whatever_it_finds(tmp_path: Path) -> N
         board.store.take_found()
         assert index_files(board) == before
     assert len(board.newest()) == 6
+
+
+def test_where_a_full_disk_refuses_what_is_there_a_look_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As XFS does. Before, one picture that took the last block kept all others out that came with it."""
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    board = pictures(tmp_path, max_records=2_000)
+    folder_of(board.root, *named(0, 1, 2))
+    board.look(at_once=True)
+    monkeypatch.setattr("os.posix_fallocate", full)
+    folder_of(board.root, *named(3))
+    bring_up_to_date(LookOrder(board.settings, board.state, at_once=False))
+    board.store.take_found()
+    assert len(board.newest()) == 4
 
 
 @pytest.mark.parametrize("takes_found", [False, True])
