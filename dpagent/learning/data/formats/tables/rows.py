@@ -14,7 +14,7 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import ClassTable
@@ -28,6 +28,9 @@ LONGEST_ROW: Final = 1 << 20
 _LONGEST_GROUP: Final = 256
 _LINES_BEFORE_THE_FIRST: Final = 10_000
 _BOM: Final = b"\xef\xbb\xbf"
+_READ_BYTES: Final = 1 << 16
+_BLOCK_BYTES: Final = 4_096
+"""Of a file, which the system reads at least at once."""
 
 
 class TableBounds(NamedTuple):
@@ -88,10 +91,58 @@ def opened_rows(
 
 @contextlib.contextmanager
 def opened_lines(raw: RawFile, most: TableBounds | None = None) -> Iterator[Lines]:
-    """The lines of a file from its beginning on."""
+    """The lines of a file from its beginning on.
+
+    On a board, what the disk cannot read is null characters: in no row but those that lie there.
+    """
+    if most is not None:
+        yield Lines(raw.path, io.BufferedReader(_PatientFile(raw.descriptor), _READ_BYTES), most)
+        return
     with open(raw.descriptor, "rb", closefd=False) as stream:
         stream.seek(0)
         yield Lines(raw.path, stream, most)
+
+
+class _PatientFile(io.RawIOBase):
+    """A file of which a part may not be read; closing this leaves it open.
+
+    A record at the end of a table may be all that lies in a block of the disk. Were the table left out where
+    that block cannot be read, this one record would take all others along.
+
+    Args:
+        descriptor: of the file.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._place = descriptor, 0
+
+    def readable(self) -> bool:
+        """As of any file."""
+        return True
+
+    def seekable(self) -> bool:
+        """As of any file."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """As of any file, but not from its end."""
+        self._place = offset + (self._place if whence == os.SEEK_CUR else 0)
+        return self._place
+
+    def readinto(self, target: Any, /) -> int:
+        """As of any file; zeros for a block of the disk that cannot be read."""
+        view = memoryview(target).cast("B")
+        try:
+            got = os.preadv(self._descriptor, [view], self._place)
+        except OSError:
+            view = view[: _BLOCK_BYTES - self._place % _BLOCK_BYTES]
+            try:
+                got = os.preadv(self._descriptor, [view], self._place)
+            except OSError:
+                got = max(0, min(len(view), os.fstat(self._descriptor).st_size - self._place))
+                view[:got] = bytes(got)
+        self._place += got
+        return got
 
 
 def first_row(lines: Lines, form: CsvSettings) -> list[str] | None:
