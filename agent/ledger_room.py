@@ -11,9 +11,9 @@ the next start. A disk that has not so much keeps the agent from its first start
 
 What it does not cover: a file system that writes each block anew elsewhere (btrfs, ZFS, an overlay over
 another), or that stores zeros in no room, keeps no such promise. Nor does XFS, as long as a copy of the
-directory shares its blocks (``cp`` makes one). On one without hard links (FAT), log and
-index need their room at each start. Nor does it cover a reader of the database
-that goes on for many rounds, which keeps the log from beginning anew.
+directory shares its blocks (``cp`` makes one). On one without hard links (FAT), log and index need their room
+at each start. Nor does it cover a reader of the database that goes on for many rounds, which keeps the log
+from beginning anew.
 """
 
 from __future__ import annotations

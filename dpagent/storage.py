@@ -200,13 +200,7 @@ def write_over_spare(path: Path, data: bytes, *, size: int = 0, mode: int = 0o64
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        if path.exists() and _change_places(path, spare):
-            return
-        with contextlib.suppress(OSError):  # The first time; or the file system has none.
-            os.link(path, old)
-        _take_place(path, spare)
-        if old.exists():
-            old.replace(spare)
+        _take_place(path, spare, second_name=old)
 
 
 def take_room_for(path: Path, size: int, *, mode: int = 0o644) -> None:
@@ -230,24 +224,28 @@ def _spare_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.spare")
 
 
-def _change_places(path: Path, new: Path) -> bool:
-    """As :func:`_take_place`, in one step after which ``new`` is what was there; False: the system has none.
+def _take_place(path: Path, new: Path, *, second_name: Path | None = None) -> None:
+    """Let ``new`` take the place of ``path``; with a ``second_name``, ``new`` is then what was there."""
+    faults.reached(FaultPoint.FILE_WRITTEN)
+    if second_name is None:
+        replace_durably(path, new)
+    elif path.exists() and _change_places(path, new):
+        sync_directory(path)
+    else:
+        with contextlib.suppress(OSError):  # The first time; or the file system has no hard links.
+            os.link(path, second_name)
+        replace_durably(path, new)
+        if second_name.exists():
+            second_name.replace(new)
 
-    It makes no name, for which a directory may need a block more.
-    """
+
+def _change_places(one: Path, other: Path) -> bool:
+    """Let two files change places in one step, and make no name, for which their directory may need a block
+    more; False: the system cannot."""
     exchange = getattr(ctypes.CDLL(None), "renameat2", None)
     if exchange is None:
         return False
-    faults.reached(FaultPoint.FILE_WRITTEN)
-    if exchange(_HERE, os.fsencode(path), _HERE, os.fsencode(new), _EXCHANGED) != 0:
-        return False
-    sync_directory(path)
-    return True
-
-
-def _take_place(path: Path, new: Path) -> None:
-    faults.reached(FaultPoint.FILE_WRITTEN)
-    replace_durably(path, new)
+    return bool(exchange(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGED) == 0)
 
 
 def replace_durably(path: Path, new: Path) -> None:
