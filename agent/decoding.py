@@ -102,6 +102,8 @@ def _look(order: LookOrder) -> bool:
             if not order.at_once and known is not None and known.is_of(text):
                 return True
             dataset = list_declared(settings, growing=not order.at_once, glance=glance)
+            if glance is not None and not glance.was_read:
+                text = None  # The next look lists it again.
         except AbsentError as error:
             if order.at_once or known is None:
                 raise

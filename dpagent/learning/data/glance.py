@@ -78,6 +78,12 @@ class Glance:
         return found
 
     @property
+    def was_read(self) -> bool:
+        """Whether the disk has read all that was listed, of files that stay open. What it has not may be read
+        another time: if nothing was listed before something else comes, that would bring it in."""
+        return all(found.was_read for found in self._found.values() if isinstance(found, RawFile))
+
+    @property
     def _lacks_one(self) -> bool:
         return any(isinstance(found, DataError) for found in self._found.values())
 

@@ -70,6 +70,7 @@ class RawFile:
         size: of the part, in bytes, when it was opened.
         known: what the system said of the file then.
         opened_ns: when that was, in nanoseconds since 1970.
+        was_read: whether the disk could read all that it was asked for.
     """
 
     def __init__(self, path: Path, descriptor: int, start: int = 0) -> None:
@@ -77,6 +78,7 @@ class RawFile:
         self.path, self.descriptor, self._start = path, descriptor, start
         self.known, self.opened_ns = os.fstat(descriptor), time.time_ns()
         self.size = self.known.st_size - start
+        self.was_read = True
 
     def part(self, start: int) -> RawFile:
         """The part from byte ``start`` on."""
@@ -99,6 +101,7 @@ class RawFile:
                     )
                 done += got
         except OSError as error:
+            self.was_read = False
             raise DataError(f"Cannot read {self.path}: {error.strerror or error}.") from error
 
 

@@ -96,7 +96,7 @@ def opened_lines(raw: RawFile, most: TableBounds | None = None) -> Iterator[Line
     On a board, what the disk cannot read is null characters: in no row but those that lie there.
     """
     if most is not None:
-        yield Lines(raw.path, io.BufferedReader(_PatientFile(raw.descriptor), _READ_BYTES), most)
+        yield Lines(raw.path, io.BufferedReader(_PatientFile(raw), _READ_BYTES), most)
         return
     with open(raw.descriptor, "rb", closefd=False) as stream:
         stream.seek(0)
@@ -110,11 +110,11 @@ class _PatientFile(io.RawIOBase):
     that block cannot be read, this one record would take all others along.
 
     Args:
-        descriptor: of the file.
+        raw: the file, which is told.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._place = descriptor, 0
+    def __init__(self, raw: RawFile) -> None:
+        self._raw, self._place = raw, 0
 
     def readable(self) -> bool:
         """As of any file."""
@@ -133,13 +133,14 @@ class _PatientFile(io.RawIOBase):
         """As of any file; zeros for a block of the disk that cannot be read."""
         view = memoryview(target).cast("B")
         try:
-            got = os.preadv(self._descriptor, [view], self._place)
+            got = os.preadv(self._raw.descriptor, [view], self._place)
         except OSError:
             view = view[: _BLOCK_BYTES - self._place % _BLOCK_BYTES]
             try:
-                got = os.preadv(self._descriptor, [view], self._place)
+                got = os.preadv(self._raw.descriptor, [view], self._place)
             except OSError:
-                got = max(0, min(len(view), os.fstat(self._descriptor).st_size - self._place))
+                self._raw.was_read = False
+                got = max(0, min(len(view), os.fstat(self._raw.descriptor).st_size - self._place))
                 view[:got] = bytes(got)
         self._place += got
         return got
