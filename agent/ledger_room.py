@@ -19,6 +19,7 @@ from beginning anew.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 from pathlib import Path
@@ -51,6 +52,7 @@ _INDEXED: Final = 4_000
 """Pages of the log, and a few more, that a part of its index tells of."""
 _INDEX_BYTES: Final = 32 << 10
 _PARTS_MORE: Final = 4
+_ERASED_AT_ONCE: Final = 1 << 16
 _HEADER_BYTES: Final = 136
 """Of the index, of which the log has 32."""
 
@@ -141,6 +143,27 @@ def _name_twice(file: Path) -> None:
         os.link(file, _kept_of(file))
 
 
+def _erase(file: Path) -> None:
+    """Overwrite with zeros what was written to a file: fragments as they are before they are sealed."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        size, place = os.fstat(descriptor).st_size, 0
+        while place < size:
+            try:
+                place = os.lseek(descriptor, place, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # There is no more.
+                    return
+                raise
+            end = os.lseek(descriptor, place, os.SEEK_HOLE)
+            while place < end:
+                length = min(_ERASED_AT_ONCE, end - place)
+                overwrite(descriptor, bytes(length), place)
+                place += length
+    finally:
+        os.close(descriptor)
+
+
 def _take_parts(descriptor: int, number: int) -> None:
     """Have so many parts of the index on blocks of their own, and some more if they can be had: SQLite gives
     up all but the first at each start, and a file that lies in more pieces than before needs blocks for that.
@@ -223,5 +246,9 @@ class TakenRoom:
         return int(self._connection.execute(f"PRAGMA {pragma}").fetchone()[0])
 
     def close(self) -> None:
-        """Close what was open beside the database, after it."""
+        """Close what was open beside the database, after it, and erase what was left of its log."""
         os.close(self._index)
+        log = Path(f"{self._file}-wal")
+        if not log.exists():  # A reader may go on.
+            with contextlib.suppress(OSError):  # A stop succeeds where the disk fails, too.
+                _erase(_kept_of(log))

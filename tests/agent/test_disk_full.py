@@ -356,6 +356,7 @@ def test_what_the_last_stop_left_of_the_log_brings_nothing_back(disk: Path) -> N
     state.close()
     assert not log.exists()
     assert kept.stat().st_nlink == 1
+    assert not any(kept.read_bytes()), "fragments as they are before they are sealed"
     larger = Budget(2 * BUDGET.epsilon, BUDGET.delta)
     raise_budget(files, {DATASET: larger})
     assert verify(files.state_dir, files.second_head).entries == 4
