@@ -20,6 +20,7 @@ from agent.training_messages import Order
 from cli.service.unit import packaged
 
 AGENT = """
+    import os
     import pickle
     import sys
     from pathlib import Path
@@ -35,9 +36,10 @@ AGENT = """
     settings = load_agent_settings(Path(sys.argv[1]))
     looks = Looks(settings.data, settings.state_dir, niceness=0)
     command = OwnersCommand(["/bin/sleep", "600"], reads_records=True)
-    with Path(f"/proc/{command.process}/oom_score_adj").open() as of_command:
-        while (first := of_command.read().strip()) == sys.argv[2]:
-            of_command.seek(0)
+    of_command = os.open(f"/proc/{command.process}/oom_score_adj", os.O_RDONLY)
+    # At one call: the rest of a number that changes meanwhile is that of another.
+    while (first := os.pread(of_command, 16, 0).decode().strip()) == sys.argv[2]:
+        pass
     errand = Errand("agent.pricing_program", stays=True)
     errand.ask(None).result()
     training = Worker(settings, open_profile(settings.profile).profile, looks)
