@@ -1,7 +1,7 @@
 """A clean Debian root, of this machine's architecture or an emulated one, for the Debian package.
 
 No systemd runs there: a stand-in for ``systemctl`` starts what the units of the root say, as their user, and
-stops it.
+stops it. :mod:`booted_roots` has one that runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Final
 
 HERE: Final = Path(__file__).parents[1]
 TOOLS: Final = ("mmdebstrap", "dpkg-deb", "unshare", "chroot")
-PACKAGES: Final = "python3,ca-certificates,faketime,systemd-standalone-sysusers,systemd-standalone-tmpfiles"
+PACKAGES: Final = "python3,ca-certificates,faketime"
+STANDALONE: Final = "systemd-standalone-sysusers,systemd-standalone-tmpfiles"
+SYSTEMD: Final = "systemd,systemd-sysv"
 SUITES: Final = {"12": "bookworm", "13": "trixie"}
 MIRROR: Final = [os.environ["MIRROR"]] if "MIRROR" in os.environ else []
 """As of the scripts that build: a line of sources.list."""
@@ -87,7 +89,7 @@ def package() -> Path | None:
     return found[-1] if found else None
 
 
-def make_root(package: Path, root: Path) -> None:
+def make_root(package: Path, root: Path, *, has_systemd: bool = False) -> None:
     """A root of the Debian that a package is for, without anything of it: a copy of the one that is kept."""
     release = re.search(r"\+deb(\d+)_(\w+)\.deb$", package.name)
     assert release is not None, package
@@ -96,11 +98,12 @@ def make_root(package: Path, root: Path) -> None:
         ["dpkg-deb", "--field", package, "Depends"], capture_output=True, text=True, check=True
     ).stdout
     named = [name for name in re.findall(r"[a-z][a-z0-9.+-]+", field) if name.startswith("python3-")]
-    kept = HERE / "build" / f"clean-{SUITES[release[1]]}-{release[2]}"
+    name = f"{'systemd' if has_systemd else 'clean'}-{SUITES[release[1]]}-{release[2]}"
+    kept, systemd = HERE / "build" / name, SYSTEMD if has_systemd else STANDALONE
     kept.parent.mkdir(exist_ok=True)
     with kept.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _keep(kept, release[2], SUITES[release[1]], ",".join([PACKAGES, *named]))
+        _keep(kept, release[2], SUITES[release[1]], ",".join([PACKAGES, systemd, *named]))
         subprocess.run(["cp", "-a", kept, root], check=True)
 
 

@@ -1,8 +1,8 @@
 """The commands of docs/boards.md, as they stand there, in a clean root: from the package to an agent that
 trains in a job, and then each thing that is broken is named by ``dpagent doctor`` as the page has it.
 
-Needs root, mmdebstrap, Mosquitto and a package (`make test-deb`), and is skipped without. The broker is this
-machine's.
+systemd runs in it, unless the root is emulated. Needs root, mmdebstrap, Mosquitto and a package
+(`make test-deb`), and is skipped without. The broker is this machine's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from booted_roots import BootedRoot
 from brokers import find_mosquitto, reserved_port, wait_until
 from children import Child
 from clean_roots import HERE, Root, is_emulated, make_root, package
@@ -141,18 +142,20 @@ def operator(tmp_path: Path) -> Iterator[Operator]:
 def board(tmp_path: Path, operator: Operator) -> Iterator[Root]:
     """A clean root with the files that step 2 of the page copies there, and a small disk for the state."""
     assert PACKAGE is not None
-    made = Root(tmp_path / "root")
-    make_root(PACKAGE, made.path)
-    made.runs_systemd()
+    made = (Root if is_emulated() else BootedRoot)(tmp_path / "root")
+    make_root(PACKAGE, made.path, has_systemd=not is_emulated())
     files = made.path / "root"
     shutil.copy(PACKAGE, files)
     shutil.copy(operator.place / "members" / "ca.crt", files)
     shutil.copy(operator.place / "broker" / "users" / "attic", files)
     save_npz(files / "records.npz", digits(0, 200))
-    disk = made.path / "var/lib/dpagent"
-    disk.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "board", disk], check=True)
+    disk = made.path / "var/lib"  # systemd moves the state within it.
+    before = disk.rename(disk.with_name("lib.before"))
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=755", "board", disk], check=True)
     try:
+        subprocess.run(["cp", "-a", f"{before}/.", disk], check=True)
+        made.runs_systemd()
         yield made
     finally:
         made.give_up()
@@ -228,6 +231,15 @@ def assert_named(faults: Faults, broken: str) -> None:
     assert named_faults()[broken] in said, f"{broken}: {said}"
 
 
+def assert_started_again_after_a_kill(board: Root) -> None:
+    """By systemd, half a minute later."""
+    killed, before = board.pid, board.log.count("connected to")
+    assert killed is not None
+    board.run("kill", "-KILL", str(killed))
+    wait_until(lambda: board.pid not in (None, killed), "another process", JOB_S)
+    wait_until(lambda: board.log.count("connected to") > before, "its connection", JOB_S)
+
+
 @contextlib.contextmanager
 def changed(file: Path) -> Iterator[None]:
     """A file that is as before afterwards."""
@@ -256,6 +268,8 @@ def test_the_page_leads_from_the_package_to_an_agent_that_trains_and_names_what_
                 for broken in early:
                     assert_named(faults, broken)
             if "service remove" in block:
+                if not is_emulated():
+                    assert_started_again_after_a_kill(board)
                 assert "PROBLEM" not in faults.said("nothing")
                 for broken in named_faults():
                     if broken not in early:
