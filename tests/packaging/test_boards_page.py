@@ -139,27 +139,27 @@ def operator(tmp_path: Path) -> Iterator[Operator]:
 
 
 @pytest.fixture
-def board(tmp_path: Path, operator: Operator) -> Iterator[Root]:
+def board(disk: Path, operator: Operator) -> Iterator[Root]:
     """A clean root with the files that step 2 of the page copies there, and a small disk for the state."""
     assert PACKAGE is not None
-    made = (Root if is_emulated() else BootedRoot)(tmp_path / "root")
+    made = (Root if is_emulated() else BootedRoot)(disk / "root")
     make_root(PACKAGE, made.path, has_systemd=not is_emulated())
     files = made.path / "root"
     shutil.copy(PACKAGE, files)
     shutil.copy(operator.place / "members" / "ca.crt", files)
     shutil.copy(operator.place / "broker" / "users" / "attic", files)
     save_npz(files / "records.npz", digits(0, 200))
-    disk = made.path / "var/lib"  # systemd moves the state within it.
-    before = disk.rename(disk.with_name("lib.before"))
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=755", "board", disk], check=True)
+    small = made.path / "var/lib"  # systemd moves the state within it.
+    before = small.rename(small.with_name("lib.before"))
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=755", "board", small], check=True)
     try:
-        subprocess.run(["cp", "-a", f"{before}/.", disk], check=True)
+        subprocess.run(["cp", "-a", f"{before}/.", small], check=True)
         made.runs_systemd()
         yield made
     finally:
         made.give_up()
-        subprocess.run(["umount", "--lazy", disk], check=True)
+        subprocess.run(["umount", "--lazy", small], check=True)
 
 
 class Faults:
