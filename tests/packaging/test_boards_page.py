@@ -235,7 +235,7 @@ def assert_started_again_after_a_kill(board: Root) -> None:
     """By systemd, half a minute later."""
     killed, before = board.pid, board.log.count("connected to")
     assert killed is not None
-    board.run("kill", "-KILL", str(killed))
+    board.run("sh", "-c", f"kill -KILL {killed}")
     wait_until(lambda: board.pid not in (None, killed), "another process", JOB_S)
     wait_until(lambda: board.log.count("connected to") > before, "its connection", JOB_S)
 
