@@ -20,6 +20,7 @@ from cli.configurations import find, kind_of, over
 from cli.options.daemons import AnyConfig
 from cli.output import write_json
 from dpagent.errors import ConfigurationError, ExitCode, StorageError, UsageError
+from dpagent.storage import real_path
 
 if TYPE_CHECKING:
     from cli.service.unit import Service
@@ -240,8 +241,10 @@ def _require_below(service: Service, writes: Sequence[Path], config: Path) -> No
     Raises:
         ConfigurationError: One is elsewhere.
     """
+    # Once a service has run, systemd has its directory elsewhere, and a link there (DynamicUser=).
+    place = real_path(service.state_dir)
     for path in writes:
-        if not path.is_relative_to(service.state_dir):
+        if not real_path(path).is_relative_to(place):
             raise ConfigurationError(
                 f"{config}: {path} is not below {service.state_dir}, where alone the service may write. Set "
                 "it (state_dir, keys_dir, model.file, mqtt.cert_file) to a place there. If there is a ledger "

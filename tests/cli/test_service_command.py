@@ -174,6 +174,22 @@ def test_a_configuration_that_the_service_could_not_use_is_refused_and_nothing_w
     assert not (tmp_path / "root").exists()
 
 
+def test_a_service_that_has_run_may_be_installed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With DynamicUser=, systemd moves its directory to /var/lib/private, and leaves a link."""
+    (tmp_path / "private" / "dpagent" / "state").mkdir(parents=True)
+    link = tmp_path / "dpagent"
+    link.symlink_to("private/dpagent")
+    monkeypatch.setattr(Service, "state_dir", link)
+    config = agent_file(tmp_path, state_dir=str(link / "state"))
+    result = installed(config, tmp_path / "root")
+    assert result.returncode == 0, result.stderr
+    (link / "elsewhere").symlink_to(tmp_path)
+    result = installed(agent_file(tmp_path, state_dir=str(link / "elsewhere" / "state")), tmp_path / "root")
+    assert result.returncode == ExitCode.CONFIGURATION
+
+
 def test_data_for_their_owner_alone_are_refused_and_those_of_a_group_are_read(tmp_path: Path) -> None:
     data = tmp_path / "data.npz"
     data.touch(mode=0o600)
