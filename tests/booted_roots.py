@@ -99,10 +99,7 @@ class BootedRoot(Root):
                 os.kill(first, signal.SIGKILL)  # And with it all others of its namespace.
         self._process.kill()
         self._process.wait()
-        for group in sorted(Path("/sys/fs/cgroup").glob(f"**/{self._group}"), reverse=True):
-            for each in sorted((each for each in group.glob("**/") if each.is_dir()), reverse=True):
-                with contextlib.suppress(OSError):
-                    each.rmdir()
+        wait_until(self._leaves_no_group, "the end of all that it has started")
 
     def ended(self, *command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """As of :class:`Root`, beside its systemd where that runs."""
@@ -125,6 +122,15 @@ class BootedRoot(Root):
     def log(self) -> str:
         """Of its agent."""
         return self.run("journalctl", "--unit=dpagent-agent", "--no-pager")
+
+    def _leaves_no_group(self) -> bool:
+        """Remove its groups, those within others first. One whose processes are about to end stays."""
+        groups = [*Path("/sys/fs/cgroup").glob(f"**/{self._group}")]
+        for group in groups:
+            for each in sorted((each for each in group.glob("**") if each.is_dir()), reverse=True):
+                with contextlib.suppress(OSError):
+                    each.rmdir()
+        return not any(group.exists() for group in groups)
 
     @property
     def _first(self) -> int | None:
