@@ -231,13 +231,22 @@ def assert_named(faults: Faults, broken: str) -> None:
     assert named_faults()[broken] in said, f"{broken}: {said}"
 
 
-def assert_started_again_after_a_kill(board: Root) -> None:
-    """By systemd, half a minute later."""
-    killed, before = board.pid, board.log.count("connected to")
-    assert killed is not None
-    board.run("sh", "-c", f"kill -KILL {killed}")
-    wait_until(lambda: board.pid not in (None, killed), "another process", JOB_S)
+def assert_started_again(board: Root, signal_name: str) -> None:
+    """By systemd, after a kill at once, and after a stand-still when its watchdog has run out."""
+    ended, before = board.pid, board.log.count("connected to")
+    assert ended is not None
+    board.run("sh", "-c", f"kill -{signal_name} {ended}")
+    wait_until(lambda: board.pid not in (None, ended), "another process", JOB_S)
     wait_until(lambda: board.log.count("connected to") > before, "its connection", JOB_S)
+
+
+def hasten(board: Root) -> None:
+    """Have its service wait for seconds, where it would for minutes."""
+    own = board.path / "etc/systemd/system/dpagent-agent.service.d/hasty.conf"
+    own.parent.mkdir()
+    own.write_text("[Service]\nWatchdogSec=10\nTimeoutStopSec=5\nRestartSec=1\n")
+    board.run("systemctl", "daemon-reload")
+    board.run("systemctl", "restart", "dpagent-agent")
 
 
 @contextlib.contextmanager
@@ -269,7 +278,9 @@ def test_the_page_leads_from_the_package_to_an_agent_that_trains_and_names_what_
                     assert_named(faults, broken)
             if "service remove" in block:
                 if not is_emulated():
-                    assert_started_again_after_a_kill(board)
+                    assert_started_again(board, "KILL")
+                    hasten(board)
+                    assert_started_again(board, "STOP")
                 assert "PROBLEM" not in faults.said("nothing")
                 for broken in named_faults():
                     if broken not in early:
