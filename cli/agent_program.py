@@ -23,9 +23,10 @@ if __name__ == "__main__":
 
     from dpagent.put_off import put_off
 
-    # Libraries import them for what the agent does not do: signatures of classes without docstrings, files
-    # in other encodings, identifiers made of network cards. They take 1.5 MiB of Python 3.11.
-    for module in ("inspect", "locale", "platform", "uuid"):
+    # Libraries import them for what the agent does not do: signatures of classes without docstrings (from
+    # Python 3.12 on, dataclasses use `inspect` all the same), files in other encodings, identifiers made of
+    # network cards. They take 1.5 MiB of Python 3.11.
+    for module in ("inspect", "locale", "uuid"):
         put_off(module)
 
 from agent.child_programs import LITTLE_MEMORY, keep_from_children

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 import sys
 from importlib.util import find_spec
+from threading import Lock
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
+
+_taking: Final = Lock()
 
 
 def put_off(name: str) -> None:
@@ -43,6 +46,8 @@ class _PutOff(ModuleType):
 
     def __getattr__(self, attribute: str) -> Any:
         name = self.__name__
-        if sys.modules.get(name) is self:
-            del sys.modules[name]
+        # Of threads that ask at once, a later one would take away the module that another is loading.
+        with _taking:
+            if sys.modules.get(name) is self:
+                del sys.modules[name]
         return getattr(importlib.import_module(name), attribute)

@@ -28,13 +28,14 @@ PROGRAM = """
 import atexit, json, runpy, sys
 from pathlib import Path
 listed = Path(sys.argv.pop(1))
-atexit.register(lambda: listed.write_text(json.dumps(sorted(sys.modules))))
+loaded = lambda: sorted(name for name, each in sys.modules.items() if type(each).__name__ != "_PutOff")
+atexit.register(lambda: listed.write_text(json.dumps(loaded())))
 runpy.run_module("cli.agent_program", run_name="__main__")
 """
 HEAVY = {"numpy", "onnxruntime", "onnx", "scipy", "typer", "pydantic", "rich"}
-HEAVY |= {"multiprocessing", "email", "http", "tempfile", "shutil", "zipfile"}
+HEAVY |= {"multiprocessing", "email", "http", "tempfile", "shutil", "zipfile", "locale", "uuid"}
 if sys.version_info < (3, 12):
-    HEAVY |= {"ast", "dis"}  # of `inspect`, which is put off; later on, dataclasses with slots use it
+    HEAVY |= {"inspect", "ast", "dis"}  # put off; later on, dataclasses with slots use it
 TRAINS = """
 import json, sys
 import agent.worker_program
