@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from fleets import make_plan
-from ledgers import BUDGET, DATA, DATASET, charge_for, charge_rounds, fragments
+from ledgers import BUDGET, DATA, DATASET, charge_for, charge_rounds, fragments, tamper
 from small_disks import fill, leave, on_disks_of_their_own
 from storms import in_a_child
 
@@ -32,7 +32,7 @@ from agent.rounds import RoundState
 from agent.spool import SpooledFragment
 from agent.state import AgentState
 from dpagent.database_file import open_readonly
-from dpagent.errors import ExitCode, StorageError
+from dpagent.errors import ExitCode, LedgerError, StorageError
 from dpagent.protocol.dummies import MAX_DUMMIES
 
 JOB = (b"k" * 16).hex()
@@ -367,6 +367,17 @@ def test_what_the_last_stop_left_of_the_log_brings_nothing_back(disk: Path) -> N
     state = AgentState(files, {DATASET: larger}, room, check=replay)
     assert state.ledger.number_of_charges == 3
     state.close()
+
+
+def test_a_ledger_that_is_refused_leaves_no_file_open(disk: Path) -> None:
+    """Before, what holds the locks on the index of the log stayed open, once the room was taken."""
+    files, room = LedgerFiles(disk / "state", disk / "head"), LedgerRoom(3 << 20, 2 << 20)
+    begin_ledger(files, {DATASET: BUDGET})
+    tamper(files.database, "UPDATE entries SET body = replace(body, '1', '2')")
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with pytest.raises(LedgerError, match="entry 1"):
+        AgentState(files, {DATASET: BUDGET}, room, check=replay)
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
 def test_room_that_a_power_cut_left_half_taken_is_taken_whole(disk: Path) -> None:
