@@ -30,6 +30,9 @@ from simulation.virtual.fleet import VirtualFleet
 from simulation.virtual.settings import VirtualRequest, VirtualSettings
 
 _KEPT: Final = "sweep.json"
+_PRIVATE: Final = {"private": 2}
+"""How runs on private records are made. The first way, which has no number, held out others for each seed,
+and calibrated noise as if it were exact: what such runs cost is not what is computed here."""
 _RETRIES: Final = 3
 _LOOK_S: Final = 0.5
 
@@ -215,15 +218,19 @@ class Sweep:
     def _identity(self) -> dict[str, Any]:
         asked = json_values(self.asked.as_dict(only_given=True))
         found = {"sweep": asked, "data": look_of_data(self.asked.base.data)}
-        if self.asked.records == "private" and len(self.asked.seeds) > 1:
-            found["held_out"] = "alike"  # Runs of before did not; they are not those of this sweep.
-        return found
+        return found | _PRIVATE if self.asked.records == "private" else found
 
     def _require_match(self) -> None:
         kept = self.root / _KEPT
         with disk_errors(self.root):
             if kept.exists():
-                if json.loads(kept.read_text()) != json.loads(json.dumps(self._identity())):
+                known, wanted = json.loads(kept.read_text()), json.loads(json.dumps(self._identity()))
+                if known != wanted and known == {key: wanted[key] for key in wanted.keys() - _PRIVATE.keys()}:
+                    raise ConfigurationError(
+                        f"The sweep in {self.root} was begun by an older dpagent, whose runs on private "
+                        f"records cost more than is computed now. Give another {named('state_dir')}."
+                    )
+                if known != wanted:
                     raise ConfigurationError(
                         f"The sweep in {self.root} was of another file, or the data have changed since. Give "
                         f"another {named('state_dir')}."

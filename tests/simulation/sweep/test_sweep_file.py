@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,30 @@ def test_no_private_record_that_a_run_trains_on_is_tested_on_by_another(
     assert len(trained | tested) == 60
     assert trained.isdisjoint(tested) == are_apart
     assert [sweep.fleet_of(run.number).settings.seed for run in sweep.runs] == [4, 5, 6] * 2
+
+
+@pytest.mark.parametrize("records", ["private", "public"])
+def test_runs_of_an_older_version_on_private_records_are_refused_as_such(
+    tmp_path: Path, records: str
+) -> None:
+    """Each seed held out other records, and the noise was calibrated as if it were exact."""
+    text = GOOD.replace("public", records)
+    sweep = Sweep(written(tmp_path, text), tmp_path / "sweep")
+    (tmp_path / "sweep").mkdir()
+    sweep.begin()
+    kept = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    Sweep(sweep.file, sweep.root)
+    kept.pop("private", None)
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(kept))
+    if records == "public":
+        Sweep(sweep.file, sweep.root)
+        return
+    with pytest.raises(ConfigurationError, match="begun by an older dpagent"):
+        Sweep(sweep.file, sweep.root)
+    for other in (kept | {"data": "0" * 64}, [kept]):
+        (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(other))
+        with pytest.raises(ConfigurationError, match="was of another file"):
+            Sweep(sweep.file, sweep.root)
 
 
 @pytest.mark.parametrize(
