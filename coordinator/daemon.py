@@ -215,8 +215,8 @@ class Coordinator:
             self._version = -1
 
     def _end_untold(self, queued: QueuedJob, error: DpagentError) -> None:
-        log.error("job %s is over, and devices are not told: %s", queued.name, error)
         end_untold(queued, self._database, self._clock.unix())
+        log.error("job %s is over, and devices are not told: %s", queued.name, error)
 
     def _raise_failure(self) -> None:
         """Raise if a job failed: whoever waited until all are over has to know by the exit code."""
