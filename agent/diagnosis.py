@@ -73,8 +73,9 @@ _IMPORT_S: Final = 60.0
 _GOVERNOR_S: Final = 5.0
 """A load is measured in two seconds, and most commands answer in less."""
 _SOON: Final = 0.1
-_ROUNDING: Final = 1e-9  # of δ, as admission has it
 """Share of a lifetime budget below which its owner is warned."""
+_ROUNDING: Final = 1e-9
+"""By which sums may exceed a lifetime budget, as admission has it: they add up prices in another order."""
 
 
 def examine(settings: AgentSettings, *, asks_broker: bool = True) -> Iterator[Finding]:
@@ -300,6 +301,14 @@ def _budget(
             "If that is meant, run `dpagent budget raise`. Else write what the ledger has.",
             ExitCode.LEDGER,
         )
+    if math.isinf(reserved.epsilon):
+        return problem(
+            "budget",
+            f"{account}: nothing is left of ε = {wanted.epsilon:g}, δ = {wanted.delta:g}: rounds that "
+            "guarantee nothing have been run on these records",
+            "Nothing: no larger budget has a job with a guarantee run on them again.",
+            ExitCode.LEDGER,
+        )
     epsilon, delta = wanted.epsilon - reserved.epsilon, wanted.delta - reserved.delta
     if epsilon <= 0 or delta <= 0:
         return problem(
@@ -310,7 +319,13 @@ def _budget(
         )
     text = f"{account}: ε = {downwards(epsilon)} of {wanted.epsilon:g} is left"
     if last_price is not None and 0 < last_price.epsilon < math.inf:
-        jobs = int(min(epsilon / last_price.epsilon, delta / last_price.delta * (1 + _ROUNDING)))
+        jobs = min(
+            int((budget * (1 + _ROUNDING) - others) / price)
+            for budget, others, price in (
+                (wanted.epsilon, reserved.epsilon, last_price.epsilon),
+                (wanted.delta, reserved.delta, last_price.delta),
+            )
+        )
         text += (
             f", for {counted(jobs, 'job')} like the last one (ε = {upwards(last_price.epsilon)}, "
             f"δ = {delta_upwards(last_price.delta)})"

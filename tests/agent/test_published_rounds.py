@@ -182,7 +182,8 @@ def test_no_figure_of_any_account_is_shown_as_a_bound(tmp_path: Path) -> None:
     """By the status and the metrics either, which take them from the second head (before, ε of the account
     that trusts the coordinator stood there as if nothing had been)."""
     budget = {"epsilon": 8.0, "delta": 1e-3, "coordinator": {"epsilon": 20.0, "delta": 1e-3}}
-    settings = load_agent_settings(write_agent(tmp_path, None, KEY, budget=budget))
+    file = write_agent(tmp_path, None, KEY, budget=budget)
+    settings = load_agent_settings(file)
     state = AgentState(settings.ledger_files, settings.lifetime_budgets, check=replay)
     take_part(state, update_plan(job=OTHER_JOB))
     before = overview_of(settings, Sensors(tmp_path)).accounts
@@ -192,6 +193,13 @@ def test_no_figure_of_any_account_is_shown_as_a_bound(tmp_path: Path) -> None:
     assert 0 < before[1].epsilon_spent <= before[1].epsilon_reserved < 20.0
     for each in overview_of(settings, Sensors(tmp_path)).accounts:
         assert (each.epsilon_spent, each.epsilon_reserved, each.epsilon_left) == (math.inf, math.inf, 0.0)
+    found = json.loads(dpagent("doctor", "--config", file, "--no-broker", "--json", "-").stdout)["checks"]
+    budgets = [each for each in found if each["check"] == "budget"]
+    assert len(budgets) == 2
+    for each in budgets:
+        assert "nothing is left" in each["finding"]
+        assert "rounds that guarantee nothing" in each["finding"]
+        assert "budget raise" not in each["remedy"], "admission takes no job then either"
 
 
 def test_a_ledger_that_says_otherwise_is_found(path: Path, state: AgentState) -> None:

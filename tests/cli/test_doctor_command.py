@@ -17,7 +17,8 @@ from commands import Result, dpagent
 from fleets import digits, make_plan, write_agent, write_fleet
 from ledgers import charge_for, open_state, tamper
 
-from agent.charges import Budget
+from agent.charges import Budget, BudgetChange
+from agent.diagnosis import _budget
 from coordinator.keys import load_signer
 from dpagent import storage
 from dpagent.errors import ExitCode
@@ -28,6 +29,7 @@ from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Signer
 from dpagent.protocol.topics import Topics
 from dpagent.transport.events import Acknowledged, Connected
+from dpagent.wording import counted
 
 KEY = Signer(bytes(range(32)), "testers").public_key
 STATE_BUDGET = Budget(4.0, 1e-4)
@@ -185,6 +187,16 @@ def test_what_is_left_of_the_budget_is_told_in_jobs(board: Path) -> None:
     assert "nothing is left" in only(of_board(board), "budget")
     board.write_text(yaml.safe_dump(values | {"budget": {"epsilon": price * 1.05, "delta": 1e-4}}))
     assert "train no more" in only(of_board(board), "budget", "warning")
+
+
+@pytest.mark.parametrize("jobs", range(2, 30))
+@pytest.mark.parametrize("epsilon", [0.1, 0.7, 1.1])
+def test_as_many_jobs_are_told_as_admission_takes(epsilon: float, jobs: int) -> None:
+    """One has run. 0.3 − 0.1 is less than 2·0.1 in numbers of the computer, and admission takes all three."""
+    budget, price = Budget(jobs * epsilon, jobs * 1e-5), Budget(epsilon, 1e-5)
+    known = BudgetChange("digits", budget.epsilon, budget.delta)
+    finding = _budget("digits", budget, known, price, price)
+    assert f"for {counted(jobs - 1, 'job')} like the last one" in finding.text
 
 
 def test_a_round_that_was_declined_is_told_with_its_reason(board: Path) -> None:

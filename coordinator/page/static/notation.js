@@ -14,6 +14,13 @@ export function upwards(value, digits = 3) {
   return (Math.ceil(value * (1 - 1e-12) * scale) / scale).toFixed(digits);
 }
 
+// What is left of a bound, rounded down likewise.
+export function downwards(value, digits = 3) {
+  if (value === null || value === undefined) return "no bound";
+  const scale = 10 ** digits;
+  return (Math.floor(value * (1 + 1e-12) * scale) / scale).toFixed(digits);
+}
+
 export const figure = (value, digits = 3) =>
   value === null || value === undefined ? "–" : Number(value.toPrecision(digits)).toString();
 

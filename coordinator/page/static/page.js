@@ -2,7 +2,7 @@
 
 import { chart } from "/static/charts.js";
 import { byId, fill, made, prose, scrollable, table } from "/static/dom.js";
-import { bytes, counted, exponent, figure, iso, lasting, moment, number, percent, upwards } from "/static/notation.js";
+import { bytes, counted, downwards, exponent, figure, iso, lasting, moment, number, percent, upwards } from "/static/notation.js";
 
 let me = { name: "", may_order: false, order_key: "" };
 let state = null; // the server's last one
@@ -258,7 +258,7 @@ function figures(summary) {
     own?.is_guarantee === false
       ? tile("Privacy", "no guarantee", "this job runs without a proof")
       : tile(`Privacy spent, for each ${own.unit}`, [`ε\u00a0=\u00a0${upwards(own.spent)}`, " ", small(`of ${upwards(own.target)}`)],
-          `δ = ${exponent(own.delta)}; ${summary.is_over ? `boards keep ${upwards(own.target)} reserved` : `${upwards(own.left)} is left`}`, share, share > 0.9 ? "budget nearly" : "budget"),
+          `δ = ${exponent(own.delta)}; ${summary.is_over ? `boards keep ${upwards(own.target)} reserved` : `${downwards(own.left)} is left`}`, share, share > 0.9 ? "budget nearly" : "budget"),
     tile("Rounds", [number(summary.closed), " ", small(`of ${number(summary.rounds)}`)], pace(summary), summary.closed / summary.rounds),
     tile("Boards in the last round", least === null ? "–" : [number(least), " ", small(`of ${number(state.devices)}`)],
       least === null ? (summary.is_over ? "no round closed" : "known when a round closes") : "at least, in every block of the update"));
@@ -381,7 +381,7 @@ function counters(found) {
 
 function guarantee() {
   const columns = detail.columns.map((each) => [`${each.unit}, ${each.adjacency}`, each.trust, each.is_guarantee ? upwards(each.spent) : "no bound",
-    each.target === null ? "–" : upwards(each.target), each.left === null || detail.is_over ? "–" : upwards(each.left), each.delta === null ? "–" : exponent(each.delta)]);
+    each.target === null ? "–" : upwards(each.target), each.left === null || detail.is_over ? "–" : downwards(each.left), each.delta === null ? "–" : exponent(each.delta)]);
   return made("div", { class: "card", id: "guarantee" }, made("h2", {}, "The guarantee in plain words"),
     made("div", { class: "words-pair" }, ...detail.guarantee.map((each) => made("div", {}, made("h3", {}, each.title), made("ul", { class: "plain" }, ...each.paragraphs.map((words) => made("li", {}, words)))))),
     scrollable("scroll-columns", "Privacy by column", table("Privacy by column", [["For each", true], ["Trusted", true], ["ε spent"], ["ε of the job"], ["left"], ["δ"]], columns.map((row) => made("tr", {},
