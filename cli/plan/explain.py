@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from cli.notation import factor, figure, percent, plain
+from cli.notation import factor, figure, percent, plain, plain_bound
 from cli.plan.comparison import Comparison
 from cli.plan.page import fill, headline, setting, verdict
 from dpagent.errors import ParameterError
@@ -103,7 +103,7 @@ def sections(comparison: Comparison) -> Iterator[Section]:
         ),
     )
     yield Section(
-        f"What ε = {plain(epsilon)} means",
+        f"What ε = {plain_bound(epsilon)} means",
         (
             f"Assume an attacker who knows everything except {scope.unknown} change the "
             f"attacker's odds at most {factor(epsilon)}-fold (e^ε), apart from δ. From even odds, a guess "
@@ -112,7 +112,7 @@ def sections(comparison: Comparison) -> Iterator[Section]:
             f"{_bound(detection(epsilon, delta, _FALSE_ALARMS))} of the {scope.found}.",
             "These are bounds for the best possible attack; a typical attack achieves less.",
             *(
-                (f"With ε = {plain(epsilon)} these bounds are weak. Lower ε, if the accuracy allows.",)
+                (f"With ε = {plain_bound(epsilon)} these bounds are weak. Lower ε, if the accuracy allows.",)
                 if epsilon >= _WEAK_EPSILON
                 else ()
             ),
@@ -136,7 +136,7 @@ def sections(comparison: Comparison) -> Iterator[Section]:
     yield Section(
         "What is not covered",
         (
-            scope.people.format(group=plain(_GROUP * epsilon), worth=_worth(epsilon, delta)),
+            scope.people.format(group=plain_bound(_GROUP * epsilon), worth=_worth(epsilon, delta)),
             "Participation: the broker sees that a device takes part, and when.",
             f"Other jobs on the same {scope.data}: their ε and δ add to these, up to the device's own "
             "budget.",
@@ -197,9 +197,9 @@ def _against_the_coordinator(comparison: Comparison) -> Iterator[str]:
     """What noise of devices gives besides, if they add any."""
     if (statement := comparison.device_statement) is not None:
         yield (
-            f"Against the coordinator too, everybody together: ε = {plain(statement.epsilon)}, for any other "
-            "records on the device, by the noise that it adds to its own update. The two figures are never "
-            "added."
+            f"Against the coordinator too, everybody together: ε = {plain_bound(statement.epsilon)}, for any "
+            "other records on the device, by the noise that it adds to its own update. The two figures are "
+            "never added."
         )
 
 

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from cli.notation import factor, plain
+from cli.notation import factor, plain, plain_bound
 from cli.notation import figure as digits
 from cli.plan.comparison import Candidate, Comparison
 from cli.plan.page import setting, verdict
@@ -77,7 +77,7 @@ def _title(comparison: Comparison) -> str:
     rounds = counted(target.rounds, "round") + (" need" if target.rounds > 1 else " needs")
     return (
         f"How much noise {rounds} to cost each {comparison.statement.unit} at most "
-        f"ε = {plain(target.epsilon)} (δ = {delta_upwards(target.delta)})"
+        f"ε = {plain_bound(target.epsilon)} (δ = {delta_upwards(target.delta)})"
     )
 
 

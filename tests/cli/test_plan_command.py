@@ -365,6 +365,15 @@ def test_what_is_said_of_ten_records_of_one_person_is_a_bound(epsilon: float, de
     assert correct <= float(said) / 100 <= correct + 0.0011
 
 
+def test_an_epsilon_of_many_digits_is_explained_rounded_up() -> None:
+    """Before, to the nearest of four digits."""
+    options = ["--epsilon", "1.2344121", "--rounds", "3", "--sampling-rate", "0.1"]
+    words = " ".join(dpagent("plan", *options, "--explain").stdout.split())
+    assert "What ε = 1.23442 means" in words
+    assert "12.3442" in words
+    assert "1.234 " not in words
+
+
 @pytest.mark.parametrize("arguments", [[], ["--sampling-rate", "1"], ["--local-steps", "3"]])
 def test_a_bounded_cap_is_said_to_cost_what_devices_charge_for_it(arguments: list[str]) -> None:
     """By the rule of the job itself: for weights whose greatest pull is the cap."""
