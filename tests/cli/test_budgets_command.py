@@ -235,6 +235,11 @@ def test_whatever_is_changed_in_an_export_is_found_even_if_it_is_signed_anew(
     assert "something was changed" in changed(lessen, is_signed=False)
     assert "the figures shown are not those" in changed(lessen, is_signed=True)
 
+    def say_that_a_job_is_left_out(values: dict[str, Any]) -> None:
+        values["devices"][place]["granted"][0]["jobs_left_out"] += 1
+
+    assert "the figures shown are not those" in changed(say_that_a_job_is_left_out, is_signed=True)
+
     def other_round(values: dict[str, Any]) -> None:
         values["devices"][place]["statements"][1]["round"] = 3
 
@@ -415,7 +420,7 @@ def test_two_values_for_one_key_are_no_export(exported: Path) -> None:
     ("text", "expected"),
     [
         ("no JSON", "is no JSON"), ("[1]", "holds no object"), ("{}", "version"),
-        ('{"version": 9}', "version"), ("[" * 100_000, "is no JSON"),
+        ('{"version": 9}', "version"), ('{"version": 1, "fleet": "a"}', "version: expected 2"), ("[" * 100_000, "is no JSON"),
     ],
 )  # fmt: skip
 def test_what_is_no_export_is_said_to_be_none(tmp_path: Path, text: str, expected: str) -> None:
