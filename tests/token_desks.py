@@ -59,7 +59,7 @@ class Desk:
         linkability: Linkability = "fragment",
         job: bytes = JOB,
         device_epsilon: float | None = None,
-        noise: TwoPointRounds | None = None,
+        noise: JobNoise | TwoPointRounds | None = None,
         sealing_secret: bytes = b"",
         place: StorePlace | None = None,
     ) -> None:

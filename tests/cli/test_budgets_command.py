@@ -420,7 +420,8 @@ def test_two_values_for_one_key_are_no_export(exported: Path) -> None:
     ("text", "expected"),
     [
         ("no JSON", "is no JSON"), ("[1]", "holds no object"), ("{}", "version"),
-        ('{"version": 9}', "version"), ('{"version": 1, "fleet": "a"}', "version: expected 2"), ("[" * 100_000, "is no JSON"),
+        ('{"version": 9}', "version"), ("[" * 100_000, "is no JSON"),
+        ('{"version": 1, "fleet": "a"}', "version: expected 2"),
     ],
 )  # fmt: skip
 def test_what_is_no_export_is_said_to_be_none(tmp_path: Path, text: str, expected: str) -> None:

@@ -19,6 +19,7 @@ from coordinator.participation import totals
 from dpagent import faults
 from dpagent.errors import UsageError
 from dpagent.faults import FaultPoint
+from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.protocol.codec import MessageError, decode
 from dpagent.protocol.issuing import (
@@ -356,6 +357,23 @@ def test_what_hides_a_device_counts_for_each_of_its_records_too(new_desk: Any) -
     assert record.sentence().endswith("trusted party: none)")
     assert device.sentence().endswith("trusted party: none), without 1 job that nothing bounds there")
     assert found["device", "replace-one", "shuffler"].left_out == 1
+
+
+def test_a_column_that_is_full_keeps_out_only_jobs_that_add_to_it(new_desk: Any) -> None:
+    """The limit may have been lowered, or be counted otherwise since: a fleet was upgraded."""
+    noise = JobNoise.announced("central-gaussian", [1.0] * 6, {"resolution": 1 << 14})
+    central = new_desk(noise=noise)
+    board = central.member()
+    request = asked(central, board, 3)
+    assert request.read(central.answer(board.device_id, request.payload)).verdict is Verdict.GRANTED
+    sums = new_desk(device_epsilon=1.5, job=b"k" * 16)
+    request = asked(sums, board, 1, job=b"k" * 16)
+    verdict = request.read(sums.answer(board.device_id, request.payload)).verdict
+    assert verdict is Verdict.GRANTED, "1 for a record; 3 of 1.5 for the device, by trust in the coordinator"
+    again = new_desk(device_epsilon=1.5, noise=noise)
+    request = asked(again, board, 2)
+    verdict = request.read(again.answer(board.device_id, request.payload)).verdict
+    assert verdict is Verdict.OVER_LIMIT, "also of a job that goes on"
 
 
 def test_a_ledger_that_went_back_is_told_by_the_boards_own_statement(

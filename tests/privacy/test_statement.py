@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from typing import Any
@@ -18,6 +19,7 @@ from dpagent.privacy.statement import (
     Unit,
     delta_warning,
     epsilon_warning,
+    implies,
 )
 
 
@@ -121,6 +123,20 @@ def test_no_guarantee_is_stated_as_none() -> None:
 @pytest.mark.parametrize("kind", [Unit, Adjacency, Trust])
 def test_each_part_of_a_scope_has_words_of_its_own(kind: type[Unit | Adjacency | Trust]) -> None:
     assert len({part.meaning for part in kind}) == len(kind)
+
+
+def test_a_scope_implies_itself_and_one_implies_three_more() -> None:
+    """A bound for any records of a device, whomever one trusts, holds for one record, for zeros, and with
+    trust. The reverse of none is proven."""
+    scopes = [*itertools.product(Unit, Adjacency, Trust)]
+    device = (Unit.DEVICE, Adjacency.REPLACE_ONE, Trust.NONE)
+    found = {(one, other) for one in scopes for other in scopes if implies(one, other) and one != other}
+    assert all(implies(each, each) for each in scopes)
+    assert found == {
+        (device, (Unit.RECORD, Adjacency.ADD_OR_REMOVE_ONE, Trust.NONE)),
+        (device, (Unit.DEVICE, Adjacency.ZERO_OUT, Trust.COORDINATOR)),
+        (device, (Unit.DEVICE, Adjacency.REPLACE_ONE, Trust.SHUFFLER)),
+    }
 
 
 @pytest.mark.parametrize(
