@@ -14,6 +14,7 @@ from dpagent.errors import ParameterError, PlanError
 from dpagent.privacy.accounting.choice import priced
 from dpagent.privacy.events import ApproximateEvent, SelfComposedEvent
 from dpagent.privacy.mechanisms.layer_ranges import LayerRange
+from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
 from dpagent.privacy.mechanisms.two_point import TwoPoint
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRound, TwoPointRounds, calibrated_reports
 from dpagent.privacy.schedules import Schedule
@@ -97,6 +98,19 @@ def test_what_a_job_is_said_to_cost_is_no_less_than_what_its_bits_cost(
     assert exact_delta(bits, bit_epsilon, 0.98 * budget.epsilon_by_round[-1]) > delta
     events = [reports.at(number, 1_000).event for number in range(1, rounds + 1)]
     assert priced(tuple(events), delta)[1] <= epsilon
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(2.0, 1e-5), (0.02, 1e-3)])
+def test_a_job_is_said_to_cost_what_devices_charge_for_it(epsilon: float, delta: float) -> None:
+    """They leave a millionth of δ out of any price, for what a sampler lacks, though bits are exact."""
+    reports, plan = calibrated_reports(
+        Schedule("uniform"), epsilon=epsilon, delta=delta, rounds=10, dimension=DIMENSION, coordinates=2
+    )
+    events = [reports.at(number, DIMENSION).event for number in range(1, 11)]
+    charged = priced(events, delta * (1 - NOISE_SHARE))[1]
+    assert plan.delta == delta
+    assert charged == pytest.approx(plan.epsilon_by_round[-1], rel=1e-9)
+    assert priced(events, delta)[1] < charged * (1 - 1e-9) <= charged <= epsilon
 
 
 def test_a_round_is_so_many_runs_of_one_mechanism_and_hides_a_device() -> None:

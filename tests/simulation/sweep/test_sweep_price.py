@@ -10,6 +10,7 @@ import pytest
 from dpagent.learning.models.built_ins import built_in
 from dpagent.privacy.accounting.choice import priced
 from dpagent.privacy.accounting.imperfect_noise import imperfect_delta
+from dpagent.privacy.accounting.selection import PoissonRuns, selection_epsilon, worst_of
 from dpagent.privacy.events import SelfComposedEvent
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
 from dpagent.privacy.statement import Trust, Unit
@@ -87,6 +88,22 @@ def test_the_price_is_that_of_noise_as_it_is_drawn(runs: int) -> None:
         assert price.epsilon == pytest.approx(60 * 8.0, rel=1e-3)
         assert price.delta == pytest.approx(60e-5)
         assert imperfect_delta(8.0, 0.0, each.inexactness[RECORD]) <= NOISE_SHARE * 1e-5
+
+
+@pytest.mark.parametrize("runs", [3, 60])
+def test_the_price_of_the_best_alone_is_that_of_noise_as_it_is_drawn(runs: int) -> None:
+    """Nothing is said of a law by which the ε of sixty runs would be one at which what the sampler lacks adds
+    too much to δ: here of Poisson's, 59.7."""
+    each = run(epsilon=8.0)
+    (price,) = price_of([each] * runs)
+    off = runs * each.inexactness[RECORD]
+    assert ("Poisson" in price.best_alone) == (runs == 3)
+    assert price.best_alone.keys() >= {"logarithmic", "geometric"}
+    for epsilon in price.best_alone.values():
+        assert imperfect_delta(epsilon, 0.0, off) <= NOISE_SHARE * price.best_delta
+    if runs == 3:
+        of_one = worst_of([each.events[RECORD]] * 3)
+        assert price.best_alone["Poisson"] > selection_epsilon(of_one, PoissonRuns(3), price.best_delta)
 
 
 def test_what_runs_cost_is_added_up_in_their_own_column() -> None:
