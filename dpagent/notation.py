@@ -18,8 +18,10 @@ def upwards(value: float, decimals: int = 3) -> str:
         value: at least 0.
         decimals: digits after the point, at least.
 
-    >>> upwards(1.5004), upwards(0.0001), upwards(0.0), upwards(math.inf), upwards(2 + 5e-10)
-    ('1.501', '0.00010', '0.000', '∞', '2.001')
+    >>> upwards(1.5004), upwards(0.0001), upwards(0.0), upwards(math.inf)
+    ('1.501', '0.00010', '0.000', '∞')
+    >>> upwards(2 + 5e-10), upwards(0.1 + 0.2)
+    ('2.001', '0.300')
     """
     if not math.isfinite(value):
         return "∞"

@@ -156,6 +156,10 @@ def test_a_restored_backup_refunds_neither(tmp_path: Path) -> None:
     )
     ledger = audit(path)
     assert ledger.accounts.running_job("digits") is None
+    # Nobody knows whose jobs they were.
+    told = dpagent("budget", "show", "--state-dir", path).stdout
+    assert "Of 'digits', what a restore wrote off trusted the coordinator: without that trust nothing" in told
+    assert "Of 'digits', what a restore wrote off trusted nobody" in told
 
 
 def test_the_owner_reads_that_the_job_has_a_bound_without_trust(tmp_path: Path) -> None:

@@ -349,7 +349,7 @@ def test_the_words_of_a_plan_for_noise_at_the_coordinator_speak_of_devices() -> 
     assert "none is drawn in secret" in explained
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-3), (0.3, 1e-5), (0.1, 0.09)])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-3), (0.3, 1e-5), (0.1, 0.09), (0.9, 1e-9)])
 def test_what_is_said_of_ten_records_of_one_person_is_a_bound(epsilon: float, delta: float) -> None:
     """Their δ is more than ten times as large: it adds up in ten steps, each a factor of e^ε greater."""
     options = ["--epsilon", epsilon, "--delta", delta, "--rounds", 3, "--sampling-rate", 0.1]
@@ -358,7 +358,7 @@ def test_what_is_said_of_ten_records_of_one_person_is_a_bound(epsilon: float, de
     words = " ".join(result.stdout.split())
     of_ten = sum(delta * math.exp(step * epsilon) for step in range(10))
     correct = (math.exp(10 * epsilon) + of_ten) / (1 + math.exp(10 * epsilon))
-    if of_ten >= 1:
+    if of_ten >= 1 or 10 * epsilon >= 8:
         assert "which protects little" in words
         return
     (said,) = re.findall(r"which limits a guess from even odds to ([0-9.]+) %", words)

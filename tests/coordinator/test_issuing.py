@@ -357,6 +357,8 @@ def test_what_hides_a_device_counts_for_each_of_its_records_too(new_desk: Any) -
     assert record.sentence().endswith("trusted party: none)")
     assert device.sentence().endswith("trusted party: none), without 1 job that nothing bounds there")
     assert found["device", "replace-one", "shuffler"].left_out == 1
+    (of_a_bit,) = [total for scope, total in found.items() if scope[0] == "coordinate"]
+    assert of_a_bit.left_out == 0, "a figure for single numbers is for no device anyhow"
 
 
 def test_a_column_that_is_full_keeps_out_only_jobs_that_add_to_it(new_desk: Any) -> None:
