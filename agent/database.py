@@ -23,7 +23,7 @@ from agent.rounds import Rounds, create_rounds
 from agent.spool import Spool, create_spool, require_messages
 from agent.token_store import TokenStore, create_tokens
 from dpagent import faults
-from dpagent.database_file import database_errors, open_database, require_whole, transaction
+from dpagent.database_file import MOST_LOG_BYTES, database_errors, open_database, require_whole, transaction
 from dpagent.errors import DamagedDatabaseError, LedgerError, StorageError
 from dpagent.faults import FaultPoint
 from dpagent.storage import StateDirectory
@@ -101,7 +101,7 @@ class StateDatabase:
         with ExitStack() as if_it_fails, ledger_errors(self.file):
             if_it_fails.callback(self._directory.close)
             if_it_fails.callback(self._close_room)
-            put_log_back(self.file)
+            kept = put_log_back(self.file)
             self.connection = open_database(
                 self.file,
                 [
@@ -113,9 +113,11 @@ class StateDatabase:
                     create_probes,
                 ],
                 page_bytes=_PAGE_BYTES,
-                **({} if room is None else {"most_log_bytes": room.log_bytes}),
+                # A command of the owner's leaves the agent its room.
+                most_log_bytes=max(MOST_LOG_BYTES, kept.log_bytes) if room is None else room.log_bytes,
             )
             if_it_fails.callback(self.connection.close)
+            self._room = TakenRoom(self.file, kept)
             # Debian's SQLite writes zeros over all that is deleted, as much again as the fragments. FAST:
             # only within pages that are written anyway; others take the next round's fragments.
             self.connection.execute("PRAGMA secure_delete = FAST")
@@ -127,7 +129,7 @@ class StateDatabase:
             require_whole(self.connection, self.file)
             require_messages(self.connection, self.file)
             if room is not None:
-                self._room = TakenRoom(self.file, self.connection, room)
+                self._room.take(self.connection, room)
             self.ledger = Ledger(self.connection, check)
             self.spool = Spool(self.connection)
             self.probes = Probes(self.connection)

@@ -13,7 +13,7 @@ What it does not cover: a file system that writes each block anew elsewhere (btr
 another), or that stores zeros in no room, keeps no such promise. Nor does XFS, as long as a copy of the
 directory shares its blocks (``cp`` makes one). On one without hard links (FAT), log and index need their room
 at each start. Nor does it cover a reader of the database that goes on for many rounds, which keeps the log
-from beginning anew.
+from beginning anew, or over a stop, which keeps what stands in it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import contextlib
 import errno
 import os
 import sqlite3
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -30,7 +32,7 @@ from agent.spool import SETTLED_KEPT
 from dpagent.database_file import transaction
 from dpagent.errors import StorageError
 from dpagent.protocol.dummies import MAX_DUMMIES
-from dpagent.storage import overwrite, take_blocks
+from dpagent.storage import overwrite, sync_directory, take_blocks
 
 _DUMMY_BYTES: Final = 320
 _DUMMY_WITH_TOKEN_BYTES: Final = 1_500
@@ -94,35 +96,84 @@ class LedgerRoom(NamedTuple):
         return max(0, self.database_bytes - _size_of(file)) + max(0, self.log_bytes - has_log)
 
 
-def put_log_back(file: Path) -> None:
+class KeptRoom(NamedTuple):
+    """What the last stop has left of log and index of a database.
+
+    Attributes:
+        log_bytes: of the log.
+        index_bytes: of its index, of which SQLite gives up all but a part when it is opened.
+    """
+
+    log_bytes: int
+    index_bytes: int
+
+
+def put_log_back(file: Path) -> KeptRoom:
     """Let log and index of a database be the files that the last stop left of them, which tell nothing any
-    more. Call it before the database is opened.
+    more. Call it before the database is opened, with the state directory locked.
 
     Args:
         file: the database, which need not be there.
 
     Raises:
+        sqlite3.Error: the database cannot be read.
         OSError: the disk fails.
     """
-    if not file.exists():
-        return
-    for each in (Path(f"{file}-wal"), Path(f"{file}-shm")):
-        if each.exists():
-            # What a power cut left counts. What a reader has made needs the room now.
-            _forget_other(each)
-            continue
+    log, index = Path(f"{file}-wal"), Path(f"{file}-shm")
+    kept = KeptRoom(_size_of(_kept_of(log)), _size_of(_kept_of(index)))
+    if kept.log_bytes and log.exists() and not _size_of(log):
+        _remove_empty_log(file)
+    for each in (log, index):
+        # One that is there counts: a power cut left it.
+        if file.exists() and not each.exists() and _is_alone(_kept_of(each)):
+            _put_back(each)
+    return kept
+
+
+def _remove_empty_log(file: Path) -> None:
+    """Remove the log without an entry that a reader has left, and its index: a reader may make files but not
+    remove them. Where one goes on, they stay."""
+    with contextlib.closing(sqlite3.connect(file, timeout=0)) as connection:
+        # Then SQLite keeps the index in memory: a full disk may have no room for one.
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         try:
-            descriptor = os.open(_kept_of(each), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue
-        try:
-            # Without its header nothing in it counts: the database has moved on since.
-            overwrite(descriptor, bytes(_HEADER_BYTES), 0)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        with contextlib.suppress(FileExistsError):  # A reader has just made one.
-            os.link(_kept_of(each), each)
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorname.startswith("SQLITE_BUSY"):
+                return
+            raise
+        Path(f"{file}-shm").unlink(missing_ok=True)
+
+
+def _is_alone(kept: Path) -> bool:
+    """Whether the last stop has left a file, to which no other name leads: what makes one file of those with
+    the same content (``hardlink``, ``jdupes``) makes one of two boards' logs. Then it is given up."""
+    try:
+        found = kept.lstat()
+    except FileNotFoundError:
+        return False
+    if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+        return True
+    kept.unlink()
+    return False
+
+
+def _put_back(file: Path) -> None:
+    """Give a file that SQLite has removed its name again."""
+    kept = _kept_of(file)
+    descriptor = os.open(kept, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # Without its header nothing in it counts: the database has moved on since.
+        overwrite(descriptor, bytes(_HEADER_BYTES), 0)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    try:
+        os.link(kept, file)
+    except FileExistsError:  # A reader has just made one.
+        pass
+    except OSError:  # The directory was copied to a file system without hard links.
+        kept.unlink()
 
 
 def _kept_of(file: Path) -> Path:
@@ -144,24 +195,35 @@ def _name_twice(file: Path) -> None:
 
 
 def _erase(file: Path) -> None:
-    """Overwrite with zeros what was written to a file: fragments as they are before they are sealed."""
+    """Overwrite with zeros, durably, what was written to a log that SQLite has removed: fragments as they are
+    before they are sealed.
+
+    That it is removed has to be durable first. A power cut would else bring it back without its end: then the
+    pages in the beginning, which are older, would count in place of those in the database.
+    """
     descriptor = os.open(file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        size, place = os.fstat(descriptor).st_size, 0
-        while place < size:
-            try:
-                place = os.lseek(descriptor, place, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno == errno.ENXIO:  # There is no more.
-                    return
-                raise
-            end = os.lseek(descriptor, place, os.SEEK_HOLE)
-            while place < end:
-                length = min(_ERASED_AT_ONCE, end - place)
-                overwrite(descriptor, bytes(length), place)
-                place += length
+        sync_directory(file)
+        for start, end in _written(descriptor):
+            for place in range(start, end, _ERASED_AT_ONCE):
+                overwrite(descriptor, bytes(min(_ERASED_AT_ONCE, end - place)), place)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _written(descriptor: int) -> Iterator[tuple[int, int]]:
+    """Where each part of a file that was written begins and ends."""
+    size, end = os.fstat(descriptor).st_size, 0
+    while end < size:
+        try:
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # There is no more.
+                return
+            raise
+        end = os.lseek(descriptor, start, os.SEEK_HOLE)
+        yield start, end
 
 
 def _take_parts(descriptor: int, number: int) -> None:
@@ -183,72 +245,91 @@ def _size_of(file: Path) -> int:
 
 
 class TakenRoom:
-    """The room of an open database, taken.
+    """The room of an open database.
 
     Args:
-        file: the database.
-        connection: to it, the only one.
-        room: that it may need.
+        file: the database, just opened.
+        kept: what there was of it. The index has that again at once.
 
     Raises:
-        sqlite3.Error, OSError: the disk has no such room.
-        StorageError: another program reads the database.
+        OSError: the index cannot be opened.
     """
 
-    def __init__(self, file: Path, connection: sqlite3.Connection, room: LedgerRoom) -> None:
-        self._file, self._connection = file, connection
-        page_bytes = self._number("page_size")
-        self._take_pages(room.database_bytes - self._number("page_count") * page_bytes)
-        path = Path(f"{file}-wal")
-        _forget_other(path)
-        log = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def __init__(self, file: Path, kept: KeptRoom) -> None:
+        self._log, index = Path(f"{file}-wal"), Path(f"{file}-shm")
+        # It stays open: SQLite's locks on it are this process's, and end when any of its descriptors is
+        # closed.
+        self._index = os.open(index, os.O_RDWR | os.O_CLOEXEC)
+        self._index_file = index
+        # A reader that goes on has others, which need the room that was kept. :meth:`take` says if it failed.
+        with contextlib.suppress(OSError):
+            if kept.log_bytes:
+                self._take_log(kept.log_bytes)
+            if kept.index_bytes:
+                self._take_index(kept.index_bytes // _INDEX_BYTES - _PARTS_MORE)
+
+    def take(self, connection: sqlite3.Connection, room: LedgerRoom) -> None:
+        """Take what is missing.
+
+        Args:
+            connection: to the database, the only one.
+            room: that it may need.
+
+        Raises:
+            sqlite3.Error, OSError: the disk has no such room.
+            StorageError: another program reads the database.
+        """
+        page_bytes = _number(connection, "page_size")
+        _take_pages(connection, room.database_bytes - _number(connection, "page_count") * page_bytes)
+        self._take_log(room.log_bytes)
+        self._take_index(1 + room.log_bytes // ((page_bytes + _FRAME_BYTES) * _INDEXED))
+
+    def _take_log(self, size: int) -> None:
+        _forget_other(self._log)
+        log = os.open(self._log, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            take_blocks(log, room.log_bytes)
+            take_blocks(log, size)
             os.fsync(log)
         finally:
             os.close(log)
-        _name_twice(path)
-        # The index of the log stays open: SQLite's locks on it are this process's, and end when any of its
-        # descriptors is closed. It is made anew at each start.
-        path = Path(f"{file}-shm")
-        _forget_other(path)
-        parts = 1 + room.log_bytes // ((page_bytes + _FRAME_BYTES) * _INDEXED)
-        self._index = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            _take_parts(self._index, parts)
-        except BaseException:
-            self.close()
-            raise
-        _name_twice(path)
+        _name_twice(self._log)
 
-    def _take_pages(self, missing: int) -> None:
-        """Make the database larger by so many bytes of free pages."""
-        connection, pages = self._connection, self._number("cache_size")
-        if missing > 0:
-            # The agent keeps what memory this takes.
-            connection.execute(f"PRAGMA cache_size = {_FEW_PAGES}")
-            with transaction(connection):
-                connection.execute("CREATE TABLE IF NOT EXISTS room (filler BLOB NOT NULL) STRICT")
-            for start in range(0, missing, _AT_ONCE):
-                with transaction(connection):
-                    size = min(_AT_ONCE, missing - start)
-                    connection.execute("INSERT INTO room VALUES (zeroblob(?))", (size,))
-                # What is free is written no more: first all of it has to be in the file.
-                is_busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-                if is_busy:
-                    raise StorageError(f"{self._file} is read by another program. Stop that program first.")
-        if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'room'").fetchone():
-            with transaction(connection):
-                connection.execute("DROP TABLE room")
-        connection.execute(f"PRAGMA cache_size = {pages}")
-
-    def _number(self, pragma: str) -> int:
-        return int(self._connection.execute(f"PRAGMA {pragma}").fetchone()[0])
+    def _take_index(self, parts: int) -> None:
+        _forget_other(self._index_file)
+        _take_parts(self._index, parts)
+        _name_twice(self._index_file)
 
     def close(self) -> None:
         """Close what was open beside the database, after it, and erase what was left of its log."""
         os.close(self._index)
-        log = Path(f"{self._file}-wal")
-        if not log.exists():  # A reader may go on.
-            with contextlib.suppress(OSError):  # A stop succeeds where the disk fails, too.
-                _erase(_kept_of(log))
+        kept = _kept_of(self._log)
+        with contextlib.suppress(OSError):  # A stop succeeds where the disk fails, too.
+            if not (self._log.exists() and self._log.samefile(kept)):  # A reader may go on with it.
+                _erase(kept)
+
+
+def _take_pages(connection: sqlite3.Connection, missing: int) -> None:
+    """Make a database larger by so many bytes of free pages."""
+    pages = _number(connection, "cache_size")
+    if missing > 0:
+        # The agent keeps what memory this takes.
+        connection.execute(f"PRAGMA cache_size = {_FEW_PAGES}")
+        with transaction(connection):
+            connection.execute("CREATE TABLE IF NOT EXISTS room (filler BLOB NOT NULL) STRICT")
+        for start in range(0, missing, _AT_ONCE):
+            with transaction(connection):
+                size = min(_AT_ONCE, missing - start)
+                connection.execute("INSERT INTO room VALUES (zeroblob(?))", (size,))
+            # What is free is written no more: first all of it has to be in the file.
+            is_busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if is_busy:
+                file = connection.execute("PRAGMA database_list").fetchone()["file"]
+                raise StorageError(f"{file} is read by another program. Stop that program first.")
+    if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'room'").fetchone():
+        with transaction(connection):
+            connection.execute("DROP TABLE room")
+    connection.execute(f"PRAGMA cache_size = {pages}")
+
+
+def _number(connection: sqlite3.Connection, pragma: str) -> int:
+    return int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])

@@ -17,7 +17,7 @@ from typing import Final
 from dpagent.errors import DamagedDatabaseError, StorageError
 from dpagent.storage import disk_errors, replace_durably, whose
 
-_MOST_LOG_BYTES: Final = 1 << 20
+MOST_LOG_BYTES: Final = 1 << 20
 """Of a write-ahead log, once all of it is in the database: one large commit makes it longer for a while."""
 
 BUSY_S: Final = 10.0
@@ -60,7 +60,7 @@ def open_database(
     migrations: Sequence[Migration],
     *,
     page_bytes: int = 4096,
-    most_log_bytes: int = _MOST_LOG_BYTES,
+    most_log_bytes: int = MOST_LOG_BYTES,
 ) -> sqlite3.Connection:
     """Open or create a durable database and bring its schema up to date.
 

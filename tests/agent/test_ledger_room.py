@@ -1,0 +1,200 @@
+"""The room of the ledger's log across stops, whoever reads, copies or ends what meanwhile."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from ledgers import BUDGET, DATASET, charge_rounds
+
+from agent.audit import verify
+from agent.charges import Budget
+from agent.custody import begin_ledger, raise_budget
+from agent.heads import LedgerFiles
+from agent.ledger_room import LedgerRoom
+from agent.replay import replay
+from agent.state import AgentState
+from dpagent import storage
+from dpagent.database_file import open_readonly
+from dpagent.errors import LedgerError
+
+ROOM = LedgerRoom(3 << 20, 2 << 20)
+LARGER = Budget(2 * BUDGET.epsilon, BUDGET.delta)
+
+
+@pytest.fixture
+def files(disk: Path) -> LedgerFiles:
+    """Of a board that has stopped once."""
+    files = LedgerFiles(disk / "state", disk / "head")
+    begin_ledger(files, {DATASET: BUDGET})
+    opened(files).close()
+    return files
+
+
+def opened(files: LedgerFiles, budget: Budget = BUDGET) -> AgentState:
+    return AgentState(files, {DATASET: budget}, ROOM, check=replay)
+
+
+def log_of(files: LedgerFiles) -> Path:
+    return Path(f"{files.database}-wal")
+
+
+def kept_of(files: LedgerFiles) -> Path:
+    return files.state_dir / ".ledger.db-wal.room"
+
+
+def blocks(file: Path) -> int:
+    """Bytes that a file has on the disk, of those that it says that it has."""
+    found = file.stat()
+    return min(found.st_blocks * 512, found.st_size)
+
+
+def room_of(files: LedgerFiles) -> dict[str, tuple[int, int]]:
+    """Each of the kept files by its name, and its bytes."""
+    return {
+        each.name: (each.stat().st_ino, blocks(each)) for each in files.state_dir.glob(".ledger.db-*.room")
+    }
+
+
+def leave_as_killed(state: AgentState) -> None:
+    log = log_of(state.files)
+    os.link(log, log.with_name("kept"))
+    content = log.read_bytes()
+    state.close()
+    log.with_name("kept").rename(log)
+    log.write_bytes(content)
+    kept_of(state.files).unlink()
+    os.link(log, kept_of(state.files))
+
+
+def test_nothing_of_a_log_is_erased_before_it_is_gone_for_good(
+    files: LedgerFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite does not wait until the disk knows that it has removed a log. A power cut that brings the log
+    back, without what was erased of it, brings older pages of the database back: see the next test."""
+    state, log, done = opened(files), log_of(files), []
+    charge_rounds(state, 1, 2)
+    sync, overwrite = os.fsync, storage.overwrite
+
+    def synced(descriptor: int) -> None:
+        sync(descriptor)
+        if not log.exists():
+            is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+            done.append("gone for good" if is_directory else "zeros on the disk")
+
+    def overwritten(descriptor: int, data: bytes, offset: int) -> None:
+        overwrite(descriptor, data, offset)
+        done.append("zeros")
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr("agent.ledger_room.overwrite", overwritten)
+    state.close()
+    assert list(dict.fromkeys(done)) == ["gone for good", "zeros", "zeros on the disk"]
+    assert not any(kept_of(files).read_bytes())
+
+
+@pytest.mark.parametrize("left", [12_288, 32_768])
+def test_a_log_that_came_back_without_its_end_would_cost_the_ledger(files: LedgerFiles, left: int) -> None:
+    """Of 20 such lengths, with 12 the board did not start."""
+    state, log = opened(files), log_of(files)
+    charge_rounds(state, 1, 2)
+    state.mark_sent(dict.fromkeys(state.spool.pending(), 9.0), 1.0)
+    charge_rounds(state, 3)
+    charge_rounds(state, 1, 2, job=b"m" * 16)
+    whole = log.read_bytes()
+    state.close()
+    log.write_bytes(whole[:left].ljust(len(whole), b"\0"))
+    with pytest.raises(LedgerError):
+        opened(files)
+
+
+def test_what_a_reader_leaves_after_a_stop_costs_no_room(files: LedgerFiles) -> None:
+    """A reader may make log and index but not remove them. Before, the next start gave up for them what had
+    been kept, and took 16 MB anew some seconds later."""
+    before = room_of(files)
+    assert before[".ledger.db-wal.room"][1] >= ROOM.log_bytes
+    assert verify(files.state_dir, files.second_head).charges == 0
+    assert log_of(files).stat().st_size == 0, "this test needs a reader that leaves one"
+    state = opened(files)
+    assert {name: inode for name, (inode, _) in room_of(files).items()} == {
+        name: inode for name, (inode, _) in before.items()
+    }
+    charge_rounds(state, 1)
+    state.close()
+    assert verify(files.state_dir, files.second_head).charges == 1
+
+
+def test_a_reader_that_goes_on_over_a_start_and_a_stop_loses_nothing(files: LedgerFiles) -> None:
+    with closing(open_readonly(files.database)) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM entries").fetchone()[0] == 1
+        for number in (1, 2):
+            state = opened(files)
+            assert blocks(log_of(files)) >= ROOM.log_bytes
+            charge_rounds(state, number)
+            state.close()
+            assert log_of(files).samefile(kept_of(files)), "the reader goes on with it"
+            assert reader.execute("SELECT count(*) FROM entries").fetchone()[0] == 1
+        reader.execute("COMMIT")
+        assert reader.execute("SELECT count(*) FROM entries").fetchone()[0] == 3
+    state = opened(files)
+    assert state.ledger.number_of_charges == 2
+    state.close()
+    assert not any(kept_of(files).read_bytes())
+
+
+def test_a_command_of_the_owner_leaves_the_room(files: LedgerFiles) -> None:
+    """Before, it left 1 of the 16 MB."""
+    before = room_of(files)
+    raise_budget(files, {DATASET: LARGER})
+    assert room_of(files) == before
+
+
+def test_a_command_after_a_power_cut_leaves_no_fragment_in_the_log(files: LedgerFiles) -> None:
+    state = opened(files)
+    charge_rounds(state, 1)
+    leave_as_killed(state)
+    assert b"m" * 100 in kept_of(files).read_bytes()
+    raise_budget(files, {DATASET: LARGER})
+    assert not any(kept_of(files).read_bytes())
+    assert verify(files.state_dir, files.second_head).charges == 1
+
+
+def test_boards_whose_kept_logs_were_made_one_file_have_a_log_each(disk: Path) -> None:
+    """All are zeros, so a program that makes one file of those with the same content takes them."""
+    boards = [LedgerFiles(disk / name / "state", disk / name / "head") for name in ("one", "other")]
+    for each in boards:
+        each.state_dir.parent.mkdir()
+        begin_ledger(each, {DATASET: BUDGET})
+        opened(each).close()
+    one, other = map(kept_of, boards)
+    assert one.read_bytes() == other.read_bytes()
+    other.unlink()
+    os.link(one, other)
+    states = [opened(each) for each in boards]
+    assert not log_of(boards[0]).samefile(log_of(boards[1]))
+    for number in (1, 2):
+        for state in states:
+            charge_rounds(state, number)
+    for state in states:
+        state.close()
+    assert [verify(each.state_dir, each.second_head).charges for each in boards] == [2, 2]
+
+
+def test_a_copy_on_a_file_system_without_hard_links_starts(
+    files: LedgerFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, no agent started there until its owner deleted a file of which no document tells."""
+
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    for number in (1, 2):
+        state = opened(files)
+        charge_rounds(state, number)
+        state.close()
+    assert verify(files.state_dir, files.second_head).charges == 2
