@@ -32,7 +32,7 @@ from agent.spool import SETTLED_KEPT
 from dpagent.database_file import transaction
 from dpagent.errors import StorageError
 from dpagent.protocol.dummies import MAX_DUMMIES
-from dpagent.storage import overwrite, sync_directory, take_blocks
+from dpagent.storage import bytes_on_disk, overwrite, sync_directory, take_blocks
 
 _DUMMY_BYTES: Final = 320
 _DUMMY_WITH_TOKEN_BYTES: Final = 1_500
@@ -230,9 +230,9 @@ def _take_parts(descriptor: int, number: int) -> None:
     """Have so many parts of the index on blocks of their own, and some more if they can be had: SQLite gives
     up all but the first at each start, and a file that lies in more pieces than before needs blocks for that.
     """
-    for part in range(number + _PARTS_MORE):
+    # XFS asks for as many free blocks as it is told bytes, also of those that are there.
+    for part in range(bytes_on_disk(os.fstat(descriptor)) // _INDEX_BYTES, number + _PARTS_MORE):
         try:
-            # XFS asks for as many free blocks as it is told bytes, also of those that are there.
             os.posix_fallocate(descriptor, part * _INDEX_BYTES, _INDEX_BYTES)
         except OSError:
             if part < number:

@@ -298,7 +298,7 @@ def require_room(path: Path, size: int, holds: str, remedy: str) -> None:
     place = path.parent
     with disk_errors(path):
         try:
-            missing = size - _on_disk(path.stat())
+            missing = size - bytes_on_disk(path.stat())
         except FileNotFoundError:
             missing = size
         while not os.path.exists(place) and place != place.parent:  # noqa: PTH110 - where it may not look
@@ -312,7 +312,7 @@ def require_room(path: Path, size: int, holds: str, remedy: str) -> None:
         )
 
 
-def _on_disk(state: os.stat_result) -> int:
+def bytes_on_disk(state: os.stat_result) -> int:
     """Bytes of a file that have their blocks."""
     return min(state.st_size, state.st_blocks * 512)
 
@@ -332,7 +332,7 @@ def take_blocks(descriptor: int, size: int) -> bool:
     Raises:
         OSError: they cannot be had.
     """
-    if _on_disk(os.fstat(descriptor)) >= size:
+    if bytes_on_disk(os.fstat(descriptor)) >= size:
         return False
     os.posix_fallocate(descriptor, 0, size)
     return True
@@ -358,7 +358,7 @@ def take_room(path: Path, size: int, holds: str, remedy: str) -> bool:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
-                missing = size - _on_disk(os.fstat(descriptor))
+                missing = size - bytes_on_disk(os.fstat(descriptor))
                 if not take_blocks(descriptor, size):
                     return True
             except OSError as error:

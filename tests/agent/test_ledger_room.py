@@ -184,6 +184,24 @@ def test_boards_whose_kept_logs_were_made_one_file_have_a_log_each(disk: Path) -
     assert [verify(each.state_dir, each.second_head).charges for each in boards] == [2, 2]
 
 
+def test_a_full_disk_that_refuses_what_is_there_keeps_no_board_from_its_start(
+    files: LedgerFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As XFS does."""
+    take = os.posix_fallocate
+
+    def refused(descriptor: int, offset: int, size: int) -> None:
+        if offset + size <= os.fstat(descriptor).st_size:
+            raise OSError(28, "No space left on device")
+        take(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", refused)
+    for number in (1, 2):
+        state = opened(files)
+        charge_rounds(state, number)
+        state.close()
+
+
 def test_a_copy_on_a_file_system_without_hard_links_starts(
     files: LedgerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
