@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import sqlite3
 import stat
@@ -54,6 +55,9 @@ _INDEXED: Final = 4_000
 """Pages of the log, and a few more, that a part of its index tells of."""
 _INDEX_BYTES: Final = 32 << 10
 _PARTS_MORE: Final = 4
+_LOCKED_FROM: Final = 120
+_LOCKED_BYTES: Final = 9
+"""Of an index, which each connection locks one of, at least (walformat.html, os_unix.c of SQLite)."""
 _ERASED_AT_ONCE: Final = 1 << 16
 _HEADER_BYTES: Final = 136
 """Of the index, of which the log has 32."""
@@ -123,6 +127,9 @@ def put_log_back(file: Path) -> KeptRoom:
     kept = KeptRoom(_size_of(_kept_of(log)), _size_of(_kept_of(index)))
     if kept.log_bytes and log.exists() and not _size_of(log):
         _remove_empty_log(file)
+    if not log.exists() and _is_read(_kept_of(index)):
+        for each in (log, index):
+            _kept_of(each).unlink(missing_ok=True)
     for each in (log, index):
         # One that is there counts: a power cut left it.
         if file.exists() and not each.exists() and _is_alone(_kept_of(each)):
@@ -143,6 +150,19 @@ def _remove_empty_log(file: Path) -> None:
                 return
             raise
         Path(f"{file}-shm").unlink(missing_ok=True)
+
+
+def _is_read(index: Path) -> bool:
+    """Whether another process goes on with the index, and so with its log, of a database that was taken from
+    it, as by a restore: the log of the next database would be read as of that one."""
+    try:
+        with index.open("rb+") as stream:
+            fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB, _LOCKED_BYTES, _LOCKED_FROM)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
 
 
 def _is_alone(kept: Path) -> bool:

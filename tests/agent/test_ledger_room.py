@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from ledgers import BUDGET, DATASET, charge_rounds
+from ledgers import AT, BUDGET, DATASET, charge_rounds
 
 from agent.audit import verify
 from agent.charges import Budget
-from agent.custody import begin_ledger, raise_budget
+from agent.custody import back_up, begin_ledger, go_on_after_restore, put_back, raise_budget
 from agent.heads import LedgerFiles
 from agent.ledger_room import LedgerRoom
 from agent.replay import replay
@@ -57,6 +59,10 @@ def room_of(files: LedgerFiles) -> dict[str, tuple[int, int]]:
     return {
         each.name: (each.stat().st_ino, blocks(each)) for each in files.state_dir.glob(".ledger.db-*.room")
     }
+
+
+def restored(files: LedgerFiles) -> None:
+    go_on_after_restore(files, {DATASET: BUDGET}, write_off_all=False, allows_unproven=False, at=AT)
 
 
 def leave_as_killed(state: AgentState) -> None:
@@ -144,6 +150,44 @@ def test_a_reader_that_goes_on_over_a_start_and_a_stop_loses_nothing(files: Ledg
     assert state.ledger.number_of_charges == 2
     state.close()
     assert not any(kept_of(files).read_bytes())
+
+
+def test_a_reader_of_a_database_that_a_restore_replaces_reads_that_one(
+    files: LedgerFiles, disk: Path
+) -> None:
+    """Before, the log of the next one was in the file of its log: `database disk image is malformed`."""
+    state = opened(files)
+    back_up(files.state_dir, disk / "backup")
+    charge_rounds(state, 1)
+    command = [sys.executable, "-c", _READER, files.database.as_uri()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "(2,) ('ok',)\n"
+        state.close()
+        files.database.unlink()
+        put_back(disk / "backup", files)
+        restored(files)
+        state = opened(files)
+        charge_rounds(state, 1, 2, job=b"m" * 16)
+        state.close()
+        reader.stdin.write("again\n")
+        reader.stdin.close()
+        assert reader.stdout.readline() == "(2,) ('ok',)\n"
+    assert verify(files.state_dir, files.second_head).charges == 2
+
+
+_READER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1] + "?mode=ro", uri=True)
+for _ in range(2):
+    connection.execute("BEGIN")
+    found = [connection.execute(each).fetchone() for each in
+        ("SELECT count(*) FROM entries", "PRAGMA integrity_check")]
+    connection.execute("COMMIT")
+    print(*found, flush=True)
+    sys.stdin.readline()
+"""
 
 
 def test_a_command_of_the_owner_leaves_the_room(files: LedgerFiles) -> None:
