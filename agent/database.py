@@ -146,9 +146,10 @@ class StateDatabase:
         self._directory.close()
 
     def _close_room(self) -> None:
-        """After the connection."""
-        if self._room is not None:
-            self._room.close()
+        """After the connection, and once: another agent may have the directory by then."""
+        room, self._room = self._room, None
+        if room is not None:
+            room.close()
 
     @contextmanager
     def written(self) -> Iterator[None]:

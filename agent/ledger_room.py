@@ -130,7 +130,8 @@ def put_log_back(file: Path) -> KeptRoom:
     if not log.exists() and _is_read(_kept_of(index)):
         for each in (log, index):
             _kept_of(each).unlink(missing_ok=True)
-    for each in (log, index):
+    # The log comes last: where nothing can be written, no reader opens one that has no index.
+    for each in (index, log):
         # One that is there counts: a power cut left it.
         if file.exists() and not each.exists() and _is_alone(_kept_of(each)):
             _put_back(each)

@@ -190,6 +190,18 @@ for _ in range(2):
 """
 
 
+def test_who_closes_twice_erases_no_log_of_the_next_agent(files: LedgerFiles) -> None:
+    state = opened(files)
+    state.close()
+    other = opened(files)
+    charge_rounds(other, 1)
+    state.close()
+    leave_as_killed(other)
+    other = opened(files)
+    assert other.ledger.number_of_charges == 1
+    other.close()
+
+
 def test_a_command_of_the_owner_leaves_the_room(files: LedgerFiles) -> None:
     """Before, it left 1 of the 16 MB."""
     before = room_of(files)
