@@ -117,7 +117,8 @@ class StateDatabase:
                 most_log_bytes=max(MOST_LOG_BYTES, kept.log_bytes) if room is None else room.log_bytes,
             )
             if_it_fails.callback(self.connection.close)
-            self._room = TakenRoom(self.file, kept)
+            if room is not None or kept.log_bytes:
+                self._room = TakenRoom(self.file, kept)
             # Debian's SQLite writes zeros over all that is deleted, as much again as the fragments. FAST:
             # only within pages that are written anyway; others take the next round's fragments.
             self.connection.execute("PRAGMA secure_delete = FAST")
@@ -128,7 +129,7 @@ class StateDatabase:
             self.connection.execute("PRAGMA temp_store = MEMORY")
             require_whole(self.connection, self.file)
             require_messages(self.connection, self.file)
-            if room is not None:
+            if room is not None and self._room is not None:
                 self._room.take(self.connection, room)
             self.ledger = Ledger(self.connection, check)
             self.spool = Spool(self.connection)
