@@ -115,8 +115,8 @@ def soak(
                 done.series[f"{name}: write-ahead log"].append(of_directory(place, "-wal"))
                 done.series[f"{name}: log"].append(float(programs[name].log.stat().st_size))
             if tells:
-                pss = done.series["agent: pss"][-1] / _MIB
-                print(f"round {closed:g} of {begin + wanted:g}: agent {pss:.1f} MiB", flush=True)
+                resident = done.series["agent: rss"][-1] / _MIB
+                print(f"round {closed:g} of {begin + wanted:g}: agent {resident:.1f} MiB", flush=True)
     return done
 
 

@@ -16,7 +16,7 @@ from coordinator.settings import load_fleet_settings
 MIB = 1 << 20
 ROUNDS = np.arange(1_440.0)[::6]
 """A simulated day's."""
-PSS = "agent: pss"
+MEMORY = "agent: anonymous"
 
 
 def memory(growth_a_round: float, seed: int = 1) -> list[float]:
@@ -39,9 +39,9 @@ def test_what_stays_the_same_is_flat(rounds: np.ndarray) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_memory_that_fills_its_caches_and_peaks_is_flat_and_a_leak_is_found_in_it(seed: int) -> None:
-    allowed = allowed_of(PSS, 1_440)
-    assert verdict(PSS, list(ROUNDS), memory(0.0, seed), allowed).is_flat
-    leak = verdict(PSS, list(ROUNDS), memory(3 * ALLOWED_BYTES / 1_440, seed), allowed)
+    allowed = allowed_of(MEMORY, 1_440)
+    assert verdict(MEMORY, list(ROUNDS), memory(0.0, seed), allowed).is_flat
+    leak = verdict(MEMORY, list(ROUNDS), memory(3 * ALLOWED_BYTES / 1_440, seed), allowed)
     assert leak.is_leak
     assert "GROWS" in str(leak)
 
@@ -55,7 +55,7 @@ def test_one_descriptor_in_a_hundred_rounds_is_a_leak(kind: str) -> None:
 def test_too_much_noise_is_not_called_flat() -> None:
     """Nothing certain can be said."""
     noise = 200 * MIB * np.random.default_rng(2).standard_normal(len(ROUNDS))
-    found = verdict(PSS, list(ROUNDS), list(noise), allowed_of(PSS, 1_440))
+    found = verdict(MEMORY, list(ROUNDS), list(noise), allowed_of(MEMORY, 1_440))
     assert not found.is_flat
     assert not found.is_leak
     assert "unclear" in str(found)
@@ -79,7 +79,7 @@ def test_the_board_takes_all_rounds_of_a_day(tmp_path: Path, new_broker: BrokerF
 @pytest.mark.parametrize(
     ("leak", "grows"),
     [
-        ("memory", {"agent: rss", "agent: pss"}), ("descriptors", {"agent: descriptors"}),
+        ("memory", {"agent: rss", MEMORY}), ("descriptors", {"agent: descriptors"}),
         ("threads", {"agent: threads"}), ("disk", {"agent: agent state"}),
     ],
 )  # fmt: skip
