@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, PlanError, require_between, require_count, require_positive
-from dpagent.privacy.accounting.choice import accountant_name, accountant_named
+from dpagent.privacy.accounting.choice import accountant_name, accountant_named, priced
 from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.events import ApproximateEvent, Event, GaussianEvent, SelfComposedEvent, poisson_sampled
 from dpagent.privacy.ranges import NOISE_RANGE, AccountantName
@@ -96,7 +96,7 @@ class BudgetPlan:
         schedule: how the budget is spread.
         noise_multipliers: of each round, in order.
         epsilon_by_round: the ε spent after each round, at ``delta``; the last is the total, at most the
-            target.
+            target, and at least what a device reserves for all rounds.
         delta: the δ at which all ε are stated, for add-or-remove-one-record adjacency.
         accountant: name of the accountant that prices it.
     """
@@ -147,11 +147,17 @@ def calibrate(
     relative = np.asarray(schedule.shares(rounds) ** (-1 / family.power))
     interval = _factors(family, relative, rounds)
     events = [family.event(noise) for noise in set(_noise(family, relative, interval[0]))]
+    is_as_on_devices = accountant is None
     accountant = accountant or accountant_name(events, delta)
 
     def plan_at(log_factor: float) -> BudgetPlan:
         noise = _noise(family, relative, log_factor)
         spent = price(noise, family, delta=delta, accountant=accountant)
+        if is_as_on_devices:
+            # They price the whole job at once: a bound that differs in its last digits. The higher one is
+            # stated, so that no device reserves more than that.
+            whole = priced(map(family.event, noise), delta)[1]
+            spent = (*spent[:-1], max(spent[-1], whole))
         return BudgetPlan(schedule, tuple(noise), spent, float(delta), accountant)
 
     few = _FewRounds(relative, family, delta)
