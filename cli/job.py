@@ -122,7 +122,7 @@ def list_jobs(config: FleetConfig = None, json_file: JsonFile = None) -> None:
         ]
         for queued, rounds, columns in jobs
     ]  # fmt: skip
-    header = ["job", "state", "rounds", "ε so far", "ε at most", "accuracy"]
+    header = ["job", "state", "rounds", "ε, rounds over", "ε at most", "accuracy"]
     typer.echo(render_table(header, rows, words=2), nl=False)
     for queued, *_ in jobs:
         if trouble := queued.trouble_in_words():

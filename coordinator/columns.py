@@ -37,8 +37,9 @@ def spent_columns(job: Job, *, rounds: int, epsilon: float, devices: int) -> tup
         devices: whose fragments counted in each block of each of these rounds, at the least.
     """
     columns = _spent(job, rounds, epsilon, devices)
-    # What a bounded cap costs is added up, which is a bound whenever the job ends.
-    if rounds == len(job.epsilon_by_round) or job.noise.mechanism is TruncatedLaplace:
+    # What a bounded cap costs is added up, which is a bound whenever the job ends. By their number alone,
+    # rounds that were passed over at the end, which cost nothing, would make a part of the job the whole.
+    if epsilon >= job.epsilon_by_round[-1] or job.noise.mechanism is TruncatedLaplace:
         return columns
     return tuple(replace(each, assumptions=(*each.assumptions, ENDS_THERE)) for each in columns)
 

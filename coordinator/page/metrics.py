@@ -110,7 +110,10 @@ class Metrics(Collector):
             "dpagent_job_rounds_closed", "Rounds of the job that are closed.", job["closed"], dpagent_job=name
         )
         scope = ("dpagent_job", "unit", "trust")
-        for key, text in (("spent", "ε that the job has spent."), ("target", "ε of the whole job.")):
+        for key, text in (
+            ("spent", "ε of the job's rounds that are over."),
+            ("target", "ε of the whole job."),
+        ):
             yield _gauges(
                 f"dpagent_job_epsilon_{key}", text, scope,
                 [((name, each["unit"], each["trust"]), each[key])

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 from fleets import write_fleet
+from stores import BLANK_MODEL, begin_job
 
-from coordinator.columns import ENDS_THERE, spent_columns
+from coordinator.columns import ENDS_THERE, spent_columns, spent_in
+from coordinator.dead_ends import Halt
 from coordinator.planning import new_job
+from coordinator.reader import StoreReader
 from coordinator.settings import load_fleet_settings
 from dpagent.privacy.statement import Adjacency, Trust, Unit
 
@@ -66,7 +69,28 @@ def test_a_job_that_ends_early_is_a_bound_if_that_was_settled_before(tmp_path: P
         file = write_fleet(tmp_path / str(number), None, privacy=privacy, cap=cap)
         job = new_job(load_fleet_settings(file))
         (early,), (whole,) = (
-            spent_columns(job, rounds=rounds, epsilon=2.0, devices=2) for rounds in (1, job.rounds)
+            spent_columns(job, rounds=rounds, epsilon=job.epsilon_by_round[rounds - 1], devices=2)
+            for rounds in (1, job.rounds)
         )
         assert (ENDS_THERE in early.assumptions) is (cap["kind"] == "none")
         assert ENDS_THERE not in whole.assumptions
+
+
+def test_a_job_whose_last_rounds_were_passed_over_has_not_come_to_its_end(tmp_path: Path) -> None:
+    """Boards declined them: it ended there in the light of what came before."""
+    settings = load_fleet_settings(write_fleet(tmp_path, None, rounds=4))
+    job = new_job(settings)
+    store = begin_job(settings, BLANK_MODEL)
+    store.start_round(1, 10.0, 20.0)
+    spent = job.epsilon_by_round[0]
+    store.give_up_round(
+        1, noise_multiplier=1.0, epsilon=spent, least=1, given_up_at=20.0, halt=Halt("too few", range(2, 5))
+    )
+    store.database.close()
+    reader = StoreReader(settings.store_place)
+    rounds = reader.rounds()
+    reader.close()
+    assert [each.number for each in rounds if each.is_over] == [1, 2, 3, 4]
+    (column,) = spent_in(job, rounds)
+    assert column.epsilon == spent < job.epsilon_by_round[-1]
+    assert ENDS_THERE in column.assumptions

@@ -257,8 +257,8 @@ function figures(summary) {
       : `always answering the commonest class: ${percent(majority)}`),
     own?.is_guarantee === false
       ? tile("Privacy", "no guarantee", "this job runs without a proof")
-      : tile(`Privacy spent, for each ${own.unit}`, [`ε\u00a0=\u00a0${upwards(own.spent)}`, " ", small(`of ${upwards(own.target)}`)],
-          `δ = ${exponent(own.delta)}; ${summary.is_over ? `boards keep ${upwards(own.target)} reserved` : `${downwards(own.left)} is left`}`, share, share > 0.9 ? "budget nearly" : "budget"),
+      : tile(`Privacy spent in rounds that are over, for each ${own.unit}`, [`ε\u00a0=\u00a0${upwards(own.spent)}`, " ", small(`of ${upwards(own.target)}`)],
+          `δ = ${exponent(own.delta)}; ${summary.is_over ? `boards keep ${upwards(own.target)} reserved` : `${downwards(own.left)} is left for the others`}`, share, share > 0.9 ? "budget nearly" : "budget"),
     tile("Rounds", [number(summary.closed), " ", small(`of ${number(summary.rounds)}`)], pace(summary), summary.closed / summary.rounds),
     tile("Boards in the last round", least === null ? "–" : [number(least), " ", small(`of ${number(state.devices)}`)],
       least === null ? (summary.is_over ? "no round closed" : "known when a round closes") : "at least, in every block of the update"));
@@ -384,7 +384,7 @@ function guarantee() {
     each.target === null ? "–" : upwards(each.target), each.left === null || detail.is_over ? "–" : downwards(each.left), each.delta === null ? "–" : exponent(each.delta)]);
   return made("div", { class: "card", id: "guarantee" }, made("h2", {}, "The guarantee in plain words"),
     made("div", { class: "words-pair" }, ...detail.guarantee.map((each) => made("div", {}, made("h3", {}, each.title), made("ul", { class: "plain" }, ...each.paragraphs.map((words) => made("li", {}, words)))))),
-    scrollable("scroll-columns", "Privacy by column", table("Privacy by column", [["For each", true], ["Trusted", true], ["ε spent"], ["ε of the job"], ["left"], ["δ"]], columns.map((row) => made("tr", {},
+    scrollable("scroll-columns", "Privacy by column", table("Privacy by column", [["For each", true], ["Trusted", true], ["ε, rounds over"], ["ε of the job"], ["left"], ["δ"]], columns.map((row) => made("tr", {},
       made("th", { scope: "row", class: "words" }, row[0]), made("td", { class: "words" }, row[1]), ...row.slice(2).map((cell) => made("td", {}, cell)))))),
     detail.is_over ? made("p", { class: "hint" }, "Boards that took part keep all of the job’s ε reserved, whatever it has spent.") : null,
     columns.length > 1 ? made("p", { class: "hint" }, "These are never added up: each holds for another unit, or trusts other parties.") : null,
@@ -424,7 +424,7 @@ function queue() {
       made("td", {}, each.epsilon_target === null ? "no bound" : upwards(each.epsilon_target)),
       made("td", {}, made("time", { datetime: iso(each.added_at) }, moment(each.added_at)))));
     return made("div", { class: "card" }, scrollable("scroll-queue", "Queue of jobs",
-      table("Queue of jobs, the last one first", [["Job", true], ["State", true], ["Rounds"], ["Accuracy"], ["ε so far"], ["ε at most"], ["Added"]], rows)));
+      table("Queue of jobs, the last one first", [["Job", true], ["State", true], ["Rounds"], ["Accuracy"], ["ε, rounds over"], ["ε at most"], ["Added"]], rows)));
   });
 }
 
