@@ -23,6 +23,7 @@ from agent.pricing_messages import JobPrice
 from dpagent.errors import DataError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.fitting import check_fits
+from dpagent.notation import plain_bound
 from dpagent.privacy.accounting.accountant import Accountant
 from dpagent.privacy.accounting.basic import BasicAccountant
 from dpagent.privacy.accounting.choice import accountant_named, priced
@@ -156,7 +157,7 @@ def _price(
     if not so_far <= most:
         raise Declined(
             f"round {plan.round} would bring the job to ε = {so_far:.4g} at its δ; it reserved "
-            f"{job_epsilon:.4g}"
+            f"{plain_bound(job_epsilon)}"
         )
     so_far = min(so_far, job_epsilon)  # The whole bounds them too.
     return Price(
@@ -220,8 +221,8 @@ def _reservation(release: Priced, delta: float, known: JobPrices) -> tuple[Accou
 def _require_left(symbol: str, total: float, budget: float, others: float, name: str) -> None:
     if not total <= budget * (1 + _ROUNDING):
         raise OverBudget(
-            f"the job would bring {symbol} to {total:.4g}; the lifetime budget for {name!r} is {budget:g}, "
-            f"of which {others:.4g} is reserved"
+            f"the job would bring {symbol} to {plain_bound(total)}; the lifetime budget for {name!r} is "
+            f"{plain_bound(budget)}, of which {plain_bound(others)} is reserved"
         )
 
 

@@ -43,6 +43,7 @@ from agent.spool import Spool
 from agent.token_store import TokenStore
 from dpagent.database_file import database_errors, open_readonly, transaction
 from dpagent.errors import DamagedDatabaseError, LedgerError, UsageError
+from dpagent.notation import plain_bounds
 from dpagent.storage import StateDirectory, disk_errors, place_of_file, real_path, replace_durably
 from dpagent.wording import counted
 
@@ -106,8 +107,8 @@ def raise_budget(files: LedgerFiles, budgets: Mapping[str, Budget]) -> dict[str,
             name, budget = next(iter(budgets.items()))
             known = state.ledger.budget(name)
             raise LedgerError(
-                f"The configuration sets ε = {budget.epsilon:g}, δ = {budget.delta:g} for {name!r}, and "
-                f"the ledger has ε = {known.epsilon:g}, δ = {known.delta:g}: nothing to raise. The agent "
+                f"The configuration sets {plain_bounds(budget.epsilon, budget.delta)} for {name!r}, and "
+                f"the ledger has {plain_bounds(known.epsilon, known.delta)}: nothing to raise. The agent "
                 "takes a lower budget when it starts."
             )
         with state.entry():

@@ -56,7 +56,7 @@ from dpagent.extras import ONNX_RUNTIME, runtime_remedy
 from dpagent.learning.data.opening import list_declared
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.training.engine_choice import Bench, UnsuitableEngineError
-from dpagent.notation import delta_upwards, downwards, upwards
+from dpagent.notation import delta_upwards, downwards, plain_bound, plain_bounds, upwards
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.receipts import receipt_place
@@ -293,10 +293,10 @@ def _budget(
         last_price: of the last job; None before the first.
     """
     if known is None or wanted.epsilon > known.epsilon or wanted.delta > known.delta:
-        have = "none" if known is None else f"ε = {known.epsilon:g}, δ = {known.delta:g}"
+        have = "none" if known is None else plain_bounds(known.epsilon, known.delta)
         return problem(
             "budget",
-            f"the configuration gives {account!r} ε = {wanted.epsilon:g}, δ = {wanted.delta:g}; "
+            f"the configuration gives {account!r} {plain_bounds(wanted.epsilon, wanted.delta)}; "
             f"the ledger: {have}",
             "If that is meant, run `dpagent budget raise`. Else write what the ledger has.",
             ExitCode.LEDGER,
@@ -304,7 +304,7 @@ def _budget(
     if math.isinf(reserved.epsilon):
         return problem(
             "budget",
-            f"{account}: nothing is left of ε = {wanted.epsilon:g}, δ = {wanted.delta:g}: rounds that "
+            f"{account}: nothing is left of {plain_bounds(wanted.epsilon, wanted.delta)}: rounds that "
             "guarantee nothing have been run on these records",
             "Nothing: no larger budget has a job with a guarantee run on them again.",
             ExitCode.LEDGER,
@@ -313,11 +313,11 @@ def _budget(
     if epsilon <= 0 or delta <= 0:
         return problem(
             "budget",
-            f"{account}: nothing is left of ε = {wanted.epsilon:g}, δ = {wanted.delta:g}",
+            f"{account}: nothing is left of {plain_bounds(wanted.epsilon, wanted.delta)}",
             "Nothing, if these data have trained enough. `dpagent budget raise` gives away more privacy.",
             ExitCode.LEDGER,
         )
-    text = f"{account}: ε = {downwards(epsilon)} of {wanted.epsilon:g} is left"
+    text = f"{account}: ε = {downwards(epsilon)} of {plain_bound(wanted.epsilon)} is left"
     if last_price is not None and 0 < last_price.epsilon < math.inf:
         jobs = min(
             int((budget * (1 + _ROUNDING) - others) / price)

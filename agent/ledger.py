@@ -27,7 +27,7 @@ from agent.charges import Budget, BudgetChange, Charge, Record, ReportCharge, Su
 from agent.columns import SCOPES, account_name, scope_of
 from agent.heads import GENESIS, Head, SecondHead, Totals
 from dpagent.errors import LedgerError
-from dpagent.notation import upwards
+from dpagent.notation import plain_bound, upwards
 from dpagent.privacy.statement import Trust
 from dpagent.schema.base import read_json
 from dpagent.schema.problems import SchemaError
@@ -224,10 +224,11 @@ class Ledger:
         budget, epsilon = self.budget(dataset), self.epsilon_spent(dataset)
         if self.accounts.is_exposed(dataset):
             return f"no guarantee for {dataset!r}: rounds without one have been run on these records"
-        spent = f"spent ε = {upwards(epsilon)} of {budget.epsilon:g} at δ = {budget.delta:g}"
+        most = f"{plain_bound(budget.epsilon)} at δ = {plain_bound(budget.delta)}"
         unit, _, trust = scope_of(dataset)
         return (
-            f"{spent} on {dataset!r} ({unit} level{'' if trust is Trust.NONE else f', trusting the {trust}'})"
+            f"spent ε = {upwards(epsilon)} of {most} on {dataset!r} "
+            f"({unit} level{'' if trust is Trust.NONE else f', trusting the {trust}'})"
         )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from agent.limit_settings import FRAGMENT_BYTES, LimitSettings
 from agent.limits import BeyondLimitError, require_mixer, require_size, require_times
+from dpagent.notation import plain_bound
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.task import RoundTask
@@ -58,7 +59,7 @@ def require_within(task: RoundTask, limits: LimitSettings) -> None:
         )  # fmt: skip
     if limits.maximum_job_delta is not None and plan.delta > limits.maximum_job_delta:
         raise BeyondLimitError(
-            "the job's δ", plan.delta, f"at most {limits.maximum_job_delta:g}", "maximum_job_delta"
+            "the job's δ", plan.delta, f"at most {plain_bound(limits.maximum_job_delta)}", "maximum_job_delta"
         )
     if plan.linkability not in limits.linkability:
         raise BeyondLimitError(
@@ -111,5 +112,8 @@ def require_price(job_epsilon: float, limits: LimitSettings) -> None:
     """
     if limits.maximum_job_epsilon is not None and job_epsilon > limits.maximum_job_epsilon:
         raise BeyondLimitError(
-            "the job's ε", job_epsilon, f"at most {limits.maximum_job_epsilon:g}", "maximum_job_epsilon"
+            "the job's ε",
+            job_epsilon,
+            f"at most {plain_bound(limits.maximum_job_epsilon)}",
+            "maximum_job_epsilon",
         )

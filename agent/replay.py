@@ -17,6 +17,7 @@ from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff
 from agent.columns import require_scope, scope_of
 from agent.priced_charges import empty_account, price_after, rebuilt, require_derived_values
 from dpagent.errors import LedgerError, ParameterError, require_between
+from dpagent.notation import plain_bound
 from dpagent.privacy.accounting.basic import BasicAccountant
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import Event
@@ -204,7 +205,9 @@ class _JobPrices:
             least, spent = self._priced_separately(number)
             most = least
         if not spent <= allowed:
-            raise _Contradiction(f"brings its job to ε = {spent:.6g}; the reservation is {reserved:.6g}")
+            raise _Contradiction(
+                f"brings its job to ε = {plain_bound(spent)}; the reservation is {plain_bound(reserved)}"
+            )
         if not self._is_within(stated, others + least, others + most):
             raise _wrong_total("ε", stated, others + spent)
 
@@ -245,7 +248,7 @@ def _event_of(charge: Charge) -> Event:
         require_derived_values(charge)
         _require_accountant(charge)
         if mechanism.is_private != math.isfinite(charge.job_epsilon):
-            raise ParameterError(f"{charge.mechanism} reserves ε = {charge.job_epsilon:g}")
+            raise ParameterError(f"{charge.mechanism} reserves ε = {plain_bound(charge.job_epsilon)}")
         # The ledger does not record the planned number of rounds: check this round's share.
         mechanism.require_noise_as_priced(1, charge.job_epsilon, charge.delta)
         return event

@@ -18,6 +18,7 @@ from agent.token_store import Request
 from dpagent import faults
 from dpagent.errors import LedgerError
 from dpagent.faults import FaultPoint
+from dpagent.notation import plain_bounds
 from dpagent.protocol.issuing import Verdict
 
 _WRITTEN: Final = "written"
@@ -385,9 +386,9 @@ def _raised(ledger: Ledger, dataset: str, known: Budget | None, budget: Budget) 
         names = ", ".join(map(repr, ledger.datasets))
         had = f"has none for them, but for {names}. One more name is one more budget"
     else:
-        had = f"has ε = {known.epsilon:g}, δ = {known.delta:g}"
+        had = f"has {plain_bounds(known.epsilon, known.delta)}"
     return (
-        f"The configuration sets a lifetime budget of ε = {budget.epsilon:g}, δ = {budget.delta:g} for "
+        f"The configuration sets a lifetime budget of {plain_bounds(budget.epsilon, budget.delta)} for "
         f"{dataset!r}; the ledger {had}. A budget grows only by `dpagent budget raise`; otherwise put the "
         "old value back."
     )

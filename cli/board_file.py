@@ -12,6 +12,7 @@ import typer
 
 from cli.configurations import agent_settings, over
 from dpagent.errors import UsageError
+from dpagent.notation import plain_bounds
 
 if TYPE_CHECKING:
     from agent.settings import AgentSettings
@@ -148,8 +149,8 @@ def write_board(config: Path, values: Mapping[str, Any], *, written_by: str, led
         begin_ledger(settings.ledger_files, settings.lifetime_budgets)
         budget = settings.budget
         typer.echo(
-            f"Began the ledger of {settings.data.name!r} in {settings.state_dir}: ε = {budget.epsilon:g}, "
-            f"δ = {budget.delta:g} for its whole life. Leave its second head, "
+            f"Began the ledger of {settings.data.name!r} in {settings.state_dir}: "
+            f"{plain_bounds(budget.epsilon, budget.delta)} for its whole life. Leave its second head, "
             f"{settings.ledger_files.second_head}, out of backups."
         )
     else:

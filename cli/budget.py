@@ -17,7 +17,7 @@ from cli.custody import StateDir, ledger_files
 from cli.options.daemons import AgentConfig
 from cli.output import write_json
 from cli.tables import print_table
-from dpagent.notation import delta_downwards, delta_upwards, downwards, upwards
+from dpagent.notation import delta_downwards, delta_upwards, downwards, plain_bound, upwards
 from dpagent.schema.json_values import json_values
 from dpagent.wording import counted
 
@@ -232,7 +232,7 @@ def _print_accounts(ledger: VerifiedLedger, datasets: Mapping[str, Mapping[str, 
                     name,
                     _bound(row["epsilon_spent"]),
                     _bound(row["epsilon_reserved"]),
-                    f"{row['epsilon_budget']:g}",
+                    plain_bound(row["epsilon_budget"]),
                     downwards(row["epsilon_left"], 4),
                     delta_downwards(row["delta_left"]),
                     str(row["charges"]),
@@ -348,7 +348,7 @@ def export(
                 f"{charge['noise_multiplier']:.4f}",
                 f"{charge['sampling_rate']:g}" if "sampling_rate" in charge else "",
                 f"{charge['granularity']:.3g}" if "granularity" in charge else "",
-                f"{charge['delta']:g}",
+                delta_upwards(charge["delta"]),
                 _bound(charge["cumulative_epsilon"]),
                 charge["hash"][:12],
             ]

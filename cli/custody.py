@@ -10,7 +10,7 @@ import typer
 
 from cli.configurations import agent_settings
 from cli.options.daemons import AgentConfig
-from dpagent.notation import delta_upwards, upwards
+from dpagent.notation import delta_upwards, plain_bounds, upwards
 from dpagent.wording import counted
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def init(config: AgentConfig = None) -> None:
     for name, budget in budgets.items():
         typer.echo(
             f"Began the ledger of {name!r} in {files.state_dir}, with a lifetime budget of "
-            f"ε = {budget.epsilon:g}, δ = {budget.delta:g}. Its second head is {files.second_head}."
+            f"{plain_bounds(budget.epsilon, budget.delta)}. Its second head is {files.second_head}."
         )
 
 
@@ -65,10 +65,10 @@ def increase(config: AgentConfig = None) -> None:
     settings = agent_settings(config)
     budgets = settings.lifetime_budgets
     for name, before in raise_budget(settings.ledger_files, budgets).items():
-        was = "none" if before is None else f"ε = {before.epsilon:g}, δ = {before.delta:g}"
+        was = "none" if before is None else plain_bounds(before.epsilon, before.delta)
         typer.echo(
             f"The lifetime budget for {name!r} was {was} and is "
-            f"ε = {budgets[name].epsilon:g}, δ = {budgets[name].delta:g}."
+            f"{plain_bounds(budgets[name].epsilon, budgets[name].delta)}."
         )
 
 

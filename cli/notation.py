@@ -5,17 +5,12 @@ from __future__ import annotations
 import math
 import re
 
-from dpagent.notation import delta_upwards, upwards
+from dpagent.notation import upwards
 
 
 def plain(value: float) -> str:
     """Up to four digits: 0.1, 2, 1e-5."""
     return re.sub(r"e([+-])0*(\d)", lambda m: "e" + m[1].replace("+", "") + m[2], f"{value:.4g}")
-
-
-def plain_bound(value: float) -> str:
-    """A bound that somebody has chosen, in as few digits as say the same, of at most six, rounded up."""
-    return delta_upwards(value)  # δ are such numbers, too.
 
 
 def figure(value: float, digits: int = 4) -> str:

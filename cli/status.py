@@ -19,7 +19,7 @@ from cli.notation import printable
 from cli.options.daemons import AgentConfig
 from cli.stop_event import StopEvent
 from dpagent.errors import ExitCode
-from dpagent.notation import delta_downwards, downwards, upwards
+from dpagent.notation import delta_downwards, downwards, plain_bound, upwards
 from dpagent.schema.json_values import json_values
 from dpagent.wording import lasting
 
@@ -198,7 +198,7 @@ def _until(overview: Overview) -> str:
 
 
 def _account(account: Account) -> str:
-    budget = f"of {account.epsilon_budget:g}"
+    budget = f"of {plain_bound(account.epsilon_budget)}"
     if not math.isfinite(account.epsilon_reserved):
         return f"{account.name}: no guarantee: rounds without one have been run on these records"
     return (

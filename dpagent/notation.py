@@ -58,6 +58,25 @@ def delta_upwards(value: float) -> str:
     return _in_six_digits(value * (1 - _NO_MORE), ROUND_CEILING)
 
 
+def plain_bound(value: float) -> str:
+    """A bound that somebody has chosen, an ε or a δ, in as few digits as say the same, of at most six,
+    rounded up likewise: a budget is no smaller than it is shown, nor is what a job may cost.
+
+    >>> plain_bound(4.0), plain_bound(1e-5), plain_bound(1.2344999), plain_bound(30.2345001)
+    ('4', '1e-5', '1.2345', '30.2346')
+    """
+    return delta_upwards(value)
+
+
+def plain_bounds(epsilon: float, delta: float) -> str:
+    """An ε and a δ that somebody has chosen.
+
+    >>> plain_bounds(4.0, 1e-5)
+    'ε = 4, δ = 1e-5'
+    """
+    return f"ε = {plain_bound(epsilon)}, δ = {plain_bound(delta)}"
+
+
 def delta_downwards(value: float) -> str:
     """What is left of a δ, rounded down likewise.
 

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dpagent.notation import plain_bound
 from dpagent.privacy.clipping import Clipping
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.wording import counted
@@ -69,9 +70,9 @@ class Outlook:
         return (
             f"{_EXPECTATIONS[self.verdict]} With {counted(self.records_per_device, 'record')} on each of "
             f"{counted(self.devices, 'device')}, {counted(self.parameters, 'parameter')} and ε = "
-            f"{self.epsilon:g}, all contributions together are at best about {self.signal_to_noise:.2g} "
-            "times as long as the noise. More records or devices, a larger ε or a model with fewer "
-            "parameters would help."
+            f"{plain_bound(self.epsilon)}, all contributions together are at best about "
+            f"{self.signal_to_noise:.2g} times as long as the noise. More records or devices, a larger ε or "
+            "a model with fewer parameters would help."
         )
 
 

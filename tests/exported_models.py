@@ -47,7 +47,7 @@ def write_model(
         "dpagent.round": "7",
         "dpagent.privacy": SENTENCE,
         "dpagent.privacy_statement": json.dumps({"epsilon": 2.0}),
-        "dpagent.epsilon_spent": "1.5",
+        "dpagent.epsilon_spent": "1.5000004",
         "dpagent.spent": json.dumps([{"epsilon": 1.5}]),
         **({} if names is None else {"dpagent.classes": json.dumps(list(names))}),
         **({} if inputs is None else {"dpagent.inputs": InputForm.checked(inputs).text()}),

@@ -63,6 +63,36 @@ def test_programs_count_what_they_name(place: str) -> None:
         assert uncounted(file.read_text(encoding="utf-8")) == [], file
 
 
+_BOUND = re.compile(r"epsilon|delta|budget|reserved|spent")
+
+
+def rounded_bounds(source: str) -> list[str]:
+    """The ε and δ in sentences and tables that are rounded to the nearest, so that half of them are shown as
+    less than they are."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FormattedValue) and isinstance(node.format_spec, ast.JoinedStr):
+            spec, shown = (
+                ast.unparse(node.format_spec),
+                [node.value] * bool(_BOUND.search(ast.unparse(node.value))),
+            )
+            found += [ast.unparse(each) for each in shown if re.search(r"[efg]'$", spec)]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("plain", "figure"):
+            found += [ast.unparse(node) for each in node.args if _BOUND.search(ast.unparse(each))]
+    return found
+
+
+def test_a_bound_that_is_rounded_to_the_nearest_is_found() -> None:
+    source = 'f"{a.epsilon:g} {delta:.4g} {upwards(epsilon)} {share:.2f} {epsilon!r}"; plain(spent)'
+    assert rounded_bounds(source) == ["plain(spent)", "a.epsilon", "delta"]
+
+
+@pytest.mark.parametrize("place", ["agent", "cli", "coordinator", "mixer", "simulation"])
+def test_no_program_shows_a_bound_as_less_than_it_is(place: str) -> None:
+    for file in sorted((ROOT / place).rglob("*.py")):
+        assert rounded_bounds(file.read_text(encoding="utf-8")) == [], file
+
+
 def test_settings_are_named_as_yaml_has_them_unless_a_program_says_otherwise() -> None:
     assert [named("csv.label"), named("size", [8, 4]), named("header", False), named("decimal", ",")] == [
         "`csv.label`", "`size: [8, 4]`", "`header: false`", "`decimal: ','`",

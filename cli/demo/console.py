@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from dpagent.notation import upwards
+from dpagent.notation import plain_bound, plain_bounds, upwards
 from dpagent.privacy.methods import method_named
 from dpagent.wording import counted
 from simulation.choices import model_in_words
@@ -129,14 +129,14 @@ class FleetConsole(Listener):
 
 def _target(settings: RunSettings) -> str:
     if not settings.mechanism.is_private:
-        return f"no guarantee (the algorithm counts {settings.epsilon:g})"
-    return f"ε = {settings.epsilon:g}, δ = {settings.delta:g}"
+        return f"no guarantee (the algorithm counts {plain_bound(settings.epsilon)})"
+    return f"{plain_bounds(settings.epsilon, settings.delta)}"
 
 
 def _spent(settings: RunSettings, epsilon: float) -> str:
     if not settings.mechanism.is_private:
         return "no guarantee"
-    return f"ε {upwards(epsilon)} of {settings.epsilon:g}"
+    return f"ε {upwards(epsilon)} of {plain_bound(settings.epsilon)}"
 
 
 def _panel(settings: RunSettings, glimpse: Glimpse, seconds: float) -> Table:
@@ -160,7 +160,7 @@ def _panel(settings: RunSettings, glimpse: Glimpse, seconds: float) -> Table:
     table.add_row(
         "budget",
         _bar(glimpse.epsilon_spent, settings.epsilon),
-        f"{_spent(settings, glimpse.epsilon_spent)} at δ {settings.delta:g}",
+        f"{_spent(settings, glimpse.epsilon_spent)} at δ {plain_bound(settings.delta)}",
     )
     expected = settings.devices * settings.fragments_per_update
     counted = current.fragments if current is not None and current.closed_at is None else 0

@@ -7,7 +7,7 @@ from typing import Any, Final
 import typer
 
 from cli.tables import print_table
-from dpagent.notation import upwards
+from dpagent.notation import plain_bound, upwards
 from dpagent.wording import counted
 
 _WITH: Final = {"shuffler": " if nobody links fragments", "none": ", nobody trusted"}
@@ -24,7 +24,7 @@ def print_summary(results: dict[str, Any]) -> None:
         baseline += f" (after {counted(len(history), 'round')}, when its time was over)"
     # A device charged for a round that was not closed has spent more than the closed rounds say.
     figures = [*privacy["epsilon_spent"][-1:], *(d["epsilon_spent"] for d in privacy["ledgers"])]
-    spent = f"{upwards(max([0.0, *figures]), 4)} of {privacy['epsilon_target']:g}"
+    spent = f"{upwards(max([0.0, *figures]), 4)} of {plain_bound(privacy['epsilon_target'])}"
     if privacy["statement"]["guarantee"] == "none":
         spent = "no bound: nothing is guaranteed"
     print_table(
@@ -47,7 +47,7 @@ def print_summary(results: dict[str, Any]) -> None:
             ["method", f"{privacy['method']}, {privacy['noise']} noise"],
             ["devices × rounds", f"{results['devices']} × {results['rounds']}"],
             ["ε spent of target", spent],
-            ["δ", f"{privacy['delta']:g}"],
+            ["δ", plain_bound(privacy["delta"])],
             ["unit, adjacency", f"{privacy['unit']}, {privacy['adjacency']}"],
             ["trusted parties", privacy["trust"]],
             *(

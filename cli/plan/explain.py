@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from cli.notation import factor, figure, percent, plain, plain_bound
+from cli.notation import factor, figure, percent, plain
 from cli.plan.comparison import Comparison
 from cli.plan.page import fill, headline, setting, verdict
 from dpagent.errors import ParameterError
-from dpagent.notation import delta_upwards, upwards
+from dpagent.notation import delta_upwards, plain_bound, upwards
 from dpagent.privacy.accounting.groups import group_event
 from dpagent.privacy.events import ApproximateEvent
 from dpagent.privacy.odds import detection, guessing
@@ -124,7 +124,8 @@ def sections(comparison: Comparison) -> Iterator[Section]:
         (
             f"An allowance beyond ε: in the worst case, a {unit} is revealed entirely with a probability "
             f"of {delta_upwards(delta)}. Over the {counted(units, unit)} of {scope.among} that "
-            f"is {plain(delta * units)} of them on average, so δ should be well below one over that number. "
+            f"is {plain_bound(delta * units)} of them on average, so δ should be well below one over that "
+            f"number. "
             f"{_LAPLACE_DELTA if comparison.shares_epsilon else _GAUSSIAN_DELTA}",
         ),
     )

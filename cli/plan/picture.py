@@ -12,13 +12,13 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from cli.notation import factor, plain, plain_bound
+from cli.notation import factor
 from cli.notation import figure as digits
 from cli.plan.comparison import Candidate, Comparison
 from cli.plan.page import setting, verdict
 from dpagent import __version__
 from dpagent.extras import extra_needed
-from dpagent.notation import delta_upwards, upwards
+from dpagent.notation import delta_upwards, plain_bound, upwards
 from dpagent.wording import counted
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _spending(axes: Axes, comparison: Comparison) -> None:
     axes.set_ylim(0, top)
     axes.axhline(target, color=_INK, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.annotate(
-        f"target ε = {plain(target)}", (0.02, target), xycoords=("axes fraction", "data"),
+        f"target ε = {plain_bound(target)}", (0.02, target), xycoords=("axes fraction", "data"),
         xytext=(0, 4), textcoords="offset points",
     )  # fmt: skip
     if rounds < 2:

@@ -13,10 +13,11 @@ from typing import Final
 import typer
 from rich.cells import cell_len
 
-from cli.notation import percent, plain
+from cli.notation import percent
 from cli.tables import render_table
 from dpagent.learning.inference.prediction.exported_model import ExportedModel
 from dpagent.learning.inference.prediction.outcome import Outcome, Tally
+from dpagent.notation import plain_bound
 from dpagent.wording import counted
 
 _WIDEST_NAME: Final = 32
@@ -80,7 +81,9 @@ def about(model: ExportedModel) -> str:
     """Which model it is, and what it promises to those whose records it learnt from."""
     shape = " × ".join(map(str, model.input_shape))
     when = "" if model.round is None else f" after round {model.round}"
-    spent = "" if model.epsilon_spent is None else f" Up to this round: ε = {plain(model.epsilon_spent)}."
+    spent = (
+        "" if model.epsilon_spent is None else f" Up to this round: ε = {plain_bound(model.epsilon_spent)}."
+    )
     privacy = model.privacy.rstrip(".") or "the file says nothing of it; take it that there is no guarantee"
     return _wrapped(
         f"Model {model.name}{when}: inputs of {shape}, {counted(model.classes, 'class')}.",

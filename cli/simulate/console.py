@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from cli.run_request import Stop
-from dpagent.notation import upwards
+from dpagent.notation import plain_bound, upwards
 from dpagent.wording import counted
 from simulation.choices import model_in_words
 from simulation.virtual.checkpoint import Checkpoint
@@ -93,7 +93,7 @@ class SimulationConsole(Listener):
             what = ""
             spent = "  no guarantee"
             if not settings.insecure:
-                spent = f"  ε {upwards(checkpoint.rounds[-1].epsilon)} of {settings.epsilon:g}"
+                spent = f"  ε {upwards(checkpoint.rounds[-1].epsilon)} of {plain_bound(settings.epsilon)}"
         self._say(
             f"{what}round {number:>{len(str(settings.rounds))}}/{settings.rounds}  "
             f"accuracy {'  none' if accuracy is None else f'{accuracy:6.2%}'}{spent}  "

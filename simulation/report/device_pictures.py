@@ -9,12 +9,12 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpagent.notation import upwards
+from dpagent.notation import plain_bound, upwards
 from dpagent.wording import counted
 from simulation.record import DeviceBudget, RunRecord
 from simulation.report.drawing import COLOURS, DEVICE_COLOURS, Picture, draw_picture
 from simulation.report.interleaving import Interleaving, by_round, measure_interleaving
-from simulation.report.notation import percent, plain, span
+from simulation.report.notation import percent, span
 
 #: With more devices than this, pictures with a row for each show as many.
 MAX_ROWS: Final = 20
@@ -112,7 +112,7 @@ def ledgers_picture(record: RunRecord) -> Picture:
             "left",
             f"Each device has {percent(_share_left(budgets[0]))} of the lifetime budget left",
             f"One ledger stands for {all_devices}, which all pay the same: ε = "
-            f"{upwards(budgets[0].epsilon_spent)} spent of {plain(budgets[0].epsilon_total)} in "
+            f"{upwards(budgets[0].epsilon_spent)} spent of {plain_bound(budgets[0].epsilon_total)} in "
             f"{counted(budgets[0].charges, 'charge')}.",
         )
     has, show = ("The device has", "shows") if len(budgets) == 1 else ("Devices have", "show")
@@ -122,7 +122,7 @@ def ledgers_picture(record: RunRecord) -> Picture:
     caption = (
         f"{counted(len(budgets), 'ledger')} {show} "
         f"ε = {span((budget.epsilon_spent for budget in budgets), upwards)} spent "
-        f"of {span((budget.epsilon_total for budget in budgets), plain)} "
+        f"of {span((budget.epsilon_total for budget in budgets), plain_bound)} "
         f"in {charges} {'charge' if charges == '1' else 'charges'}, "
         f"and {verified:,} of {len(budgets):,} verified."
     )
@@ -146,7 +146,7 @@ def ledgers_picture(record: RunRecord) -> Picture:
         for row, budget in enumerate(shown):
             broken = "" if budget.verified else ", ledger not verified"
             axes.annotate(
-                f"{upwards(budget.epsilon_spent)} of {plain(budget.epsilon_total)}{broken}",
+                f"{upwards(budget.epsilon_spent)} of {plain_bound(budget.epsilon_total)}{broken}",
                 (max(budget.epsilon_total, budget.epsilon_spent), row),
                 xytext=(6, 0),
                 textcoords="offset points",

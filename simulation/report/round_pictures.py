@@ -8,11 +8,11 @@ import math
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from dpagent.notation import delta_upwards, upwards
+from dpagent.notation import delta_upwards, plain_bound, upwards
 from dpagent.privacy.methods import method_named
 from simulation.job_record import JobRecord
 from simulation.report.drawing import COLOURS, Picture, draw_picture, line, round_axis
-from simulation.report.notation import percent, plain, points
+from simulation.report.notation import percent, points
 
 
 def accuracy_picture(record: JobRecord) -> Picture:
@@ -93,7 +93,7 @@ def budget_picture(record: JobRecord) -> Picture:
         title = f"One round spends {used} of the budget"
     caption = (
         f"{noise_words}, and ε ends at {upwards(record.epsilon)} of the target "
-        f"{plain(record.settings.epsilon)} (δ = {delta_upwards(record.settings.delta)})."
+        f"{plain_bound(record.settings.epsilon)} (δ = {delta_upwards(record.settings.delta)})."
     )
     note = (
         "ε so far is the cost of a run planned in advance to end with that round. A job that is unfinished, "
@@ -109,7 +109,7 @@ def budget_picture(record: JobRecord) -> Picture:
         left, middle, right = figure.subplots(1, 3, width_ratios=(1.2, 1, 1))
         left.axhline(record.settings.epsilon, color=COLOURS["stone"], linestyle=(0, (4, 2)), linewidth=1.2)
         left.annotate(
-            f"target {plain(record.settings.epsilon)}", (0.02, record.settings.epsilon), xytext=(0, 4),
+            f"target {plain_bound(record.settings.epsilon)}", (0.02, record.settings.epsilon), xytext=(0, 4),
             xycoords=("axes fraction", "data"), textcoords="offset points",
         )  # fmt: skip
         left.fill_between(rounds[: len(spent)], spent, color=COLOURS["blue"], alpha=0.14, linewidth=0)

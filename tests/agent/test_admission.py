@@ -24,6 +24,7 @@ from dpagent.errors import ParameterError, PlanError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.models.description import from_description
+from dpagent.notation import plain_bound
 from dpagent.privacy.accounting.imperfect_noise import imperfect_delta
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import GaussianEvent, poisson_sampled
@@ -174,7 +175,9 @@ def test_a_job_is_priced_whole_before_its_first_round(states: Any) -> None:
 def test_a_job_that_does_not_fit_as_a_whole_is_declined_at_its_first_round(states: Any) -> None:
     budget = WHOLE * 0.999
     assert price_of(NOISE[0]) < budget
-    assert f"the lifetime budget for 'digits' is {budget:g}" in declined(states(budget), make_plan())
+    assert f"the lifetime budget for 'digits' is {plain_bound(budget)}" in declined(
+        states(budget), make_plan()
+    )
 
 
 def test_a_job_that_fits_to_the_last_bit_is_run_to_its_end(states: Any) -> None:
@@ -218,7 +221,7 @@ def test_jobs_add_up_on_one_dataset(states: Any) -> None:
     state = states(1.5 * WHOLE)
     take_part(state, make_plan())
     text = declined(state, make_plan(job=b"k" * 16))
-    assert f"of which {WHOLE:.4g} is reserved" in text
+    assert f"of which {plain_bound(WHOLE)} is reserved" in text
     # The job that was accepted goes on nevertheless.
     take_part(state, make_plan(round=2))
     take_part(state, make_plan(round=3))
@@ -239,7 +242,7 @@ def test_a_job_is_reserved_whole_though_it_stopped_early(states: Any) -> None:
 def test_deltas_of_jobs_add_up_too(states: Any) -> None:
     state = states(50.0, 1.5e-5)
     take_part(state, make_plan())
-    assert "bring δ to 2e-05" in declined(state, make_plan(job=b"k" * 16))
+    assert "bring δ to 2e-5" in declined(state, make_plan(job=b"k" * 16))
     small = make_plan(job=b"k" * 16, delta=4e-6)
     assert accepted(state, small).cumulative_delta == pytest.approx(1.4e-5)
     assert "bring δ" in declined(states(50.0, 0.9e-5, "fresh"), make_plan(), dataset="fresh")
@@ -270,7 +273,9 @@ def test_local_steps_are_paid_one_by_one(states: Any) -> None:
 def test_a_budget_the_integrator_lowers_holds_at_once(states: Any) -> None:
     take_part(states(50.0), make_plan())
     lowered = states(WHOLE * 0.9)
-    assert f"budget for {DATASET!r} is {WHOLE * 0.9:g}" in declined(lowered, make_plan(job=b"k" * 16))
+    assert f"budget for {DATASET!r} is {plain_bound(WHOLE * 0.9)}" in declined(
+        lowered, make_plan(job=b"k" * 16)
+    )
     # The job that has begun was reserved whole.
     assert accepted(lowered, make_plan(round=2)).job_epsilon == pytest.approx(WHOLE)
     take_part(lowered, make_plan(round=2))
@@ -280,7 +285,7 @@ def test_a_budget_the_integrator_lowers_holds_at_once(states: Any) -> None:
 def test_a_job_that_has_begun_goes_on_though_the_delta_of_the_budget_was_lowered(states: Any) -> None:
     take_part(states(50.0, 1e-3), make_plan())
     lowered = states(50.0, 0.9e-5)
-    assert "bring δ to 2e-05" in declined(lowered, make_plan(job=b"k" * 16))
+    assert "bring δ to 2e-5" in declined(lowered, make_plan(job=b"k" * 16))
     take_part(lowered, make_plan(round=2))
 
 

@@ -301,7 +301,7 @@ def both_ways(key: str, value: str) -> list[Any]:
     [
         pytest.param(*case.values, words, id=case.id)
         for key, value, words in [
-            ("budget.epsilon", "1.5", "the ledger has ε = 1, δ = 1e-05. A budget grows only by"),
+            ("budget.epsilon", "1.5", "the ledger has ε = 1, δ = 1e-5. A budget grows only by"),
             ("budget.delta", "2e-5", "A budget grows only by `dpagent budget raise`"),
             ("data.name", "others", "One more name is one more budget"),
             ("budget.coordinator", "{epsilon: 1, delta: 1e-6}", "One more name is one more budget"),
@@ -340,7 +340,7 @@ def test_a_budget_of_a_variable_is_raised_by_the_explicit_command_alone(board: P
     assert dpagent("run", **larger).returncode == ExitCode.LEDGER
     raised = dpagent("budget", "raise", **larger)
     assert raised.returncode == 0, raised.stderr
-    assert "was ε = 1, δ = 1e-05 and is ε = 1.5, δ = 1e-05" in raised.stdout
+    assert "was ε = 1, δ = 1e-5 and is ε = 1.5, δ = 1e-5" in raised.stdout
     found = {name: each["epsilon_budget"] for name, each in state_of(board)["ledger"]["datasets"].items()}
     assert set(found.values()) == {1.5}
     assert dpagent("budget", "raise", **larger).returncode == ExitCode.LEDGER, "nothing to raise"

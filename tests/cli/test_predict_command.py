@@ -73,7 +73,7 @@ def test_pictures_are_answered_one_a_line_and_the_rest_goes_to_stderr(model: Pat
         ]  # fmt: skip
     text = " ".join(result.stderr.split())
     assert "Model linear after round 7: inputs of 8 × 12 × 3, 3 classes." in text
-    assert f"Privacy: {SENTENCE}. Up to this round: ε = 1.5." in text
+    assert f"Privacy: {SENTENCE}. Up to this round: ε = 1.50001." in text
     assert text.count("Privacy:") == 1
     assert "2 inputs." in text
     assert "scaled" not in text
