@@ -81,14 +81,29 @@ def about(model: ExportedModel) -> str:
     """Which model it is, and what it promises to those whose records it learnt from."""
     shape = " × ".join(map(str, model.input_shape))
     when = "" if model.round is None else f" after round {model.round}"
-    spent = (
-        "" if model.epsilon_spent is None else f" Up to this round: ε = {plain_bound(model.epsilon_spent)}."
-    )
+    spent = ""
+    if model.epsilon_spent is not None:
+        spent = f" Up to this round: ε = {plain_bound(model.epsilon_spent)}."
+        spent += "".join(f" {each}" for each in _conditions(model))
     privacy = model.privacy.rstrip(".") or "the file says nothing of it; take it that there is no guarantee"
     return _wrapped(
         f"Model {model.name}{when}: inputs of {shape}, {counted(model.classes, 'class')}.",
         f"Privacy: {privacy}.{spent}",
     )
+
+
+def _conditions(model: ExportedModel) -> list[str]:
+    """Of the figure for the rounds up to the model's, besides those of the job's: sentences.
+
+    A figure for a part of a job is a bound if it was to end there, whatever came of it.
+    """
+    own, whole = (
+        each.get("assumptions") if isinstance(each, dict) else None
+        for each in (model.spent[0] if model.spent else None, model.privacy_statement)
+    )
+    known = whole if isinstance(whole, list) else []
+    told = own if isinstance(own, list) else []
+    return [each for each in told if isinstance(each, str) and each not in known]
 
 
 def closing(tally: Tally, model: ExportedModel) -> str:

@@ -359,6 +359,21 @@ def test_a_missing_value_and_a_broken_row_cost_their_own_answers_alone(tmp_path:
     assert [problem for problem in problems if problem] == [problems[20], problems[41]]
 
 
+def test_a_model_of_a_part_of_a_job_says_when_its_epsilon_is_a_bound(tmp_path: Path) -> None:
+    always, there = "The noise is fixed before.", "The job ends after these rounds whatever came of them."
+    file = write_model(
+        tmp_path / "round-0007.onnx", SHAPE, 3, NAMES,
+        **{
+            "dpagent.privacy_statement": json.dumps({"epsilon": 2.0, "assumptions": [always]}),
+            "dpagent.spent": json.dumps([{"epsilon": 1.5, "assumptions": [always, there]}]),
+        },
+    )  # fmt: skip
+    folder_of(tmp_path, "a.png")
+    said = " ".join(run(file, tmp_path / "a.png").stderr.split())
+    assert f"Privacy: {SENTENCE}. Up to this round: ε = 1.50001. {there}" in said
+    assert always not in said
+
+
 def test_json_goes_to_a_file_whole_or_not_at_all(model: Path, tmp_path: Path) -> None:
     folder_of(tmp_path, "a.png")
     target = tmp_path / "out.json"
