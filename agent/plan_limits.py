@@ -59,7 +59,10 @@ def require_within(task: RoundTask, limits: LimitSettings) -> None:
         )  # fmt: skip
     if limits.maximum_job_delta is not None and plan.delta > limits.maximum_job_delta:
         raise BeyondLimitError(
-            "the job's δ", plan.delta, f"at most {plain_bound(limits.maximum_job_delta)}", "maximum_job_delta"
+            "the job's δ",
+            plain_bound(plan.delta),
+            f"at most {plain_bound(limits.maximum_job_delta)}",
+            "maximum_job_delta",
         )
     if plan.linkability not in limits.linkability:
         raise BeyondLimitError(
@@ -113,7 +116,7 @@ def require_price(job_epsilon: float, limits: LimitSettings) -> None:
     if limits.maximum_job_epsilon is not None and job_epsilon > limits.maximum_job_epsilon:
         raise BeyondLimitError(
             "the job's ε",
-            job_epsilon,
+            plain_bound(job_epsilon),
             f"at most {plain_bound(limits.maximum_job_epsilon)}",
             "maximum_job_epsilon",
         )
