@@ -10,8 +10,10 @@ import os
 import platform
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -310,6 +312,41 @@ def test_blocks_of_a_microbatch_change_no_more_than_the_order_of_sums() -> None:
             each.total, found[0].total, rtol=0, atol=1e-6 * np.abs(found[0].total).max()
         )
         assert each.within.tolist() == found[0].within.tolist()
+
+
+def executed(subject: NumpyEngine, weights: Any, inputs: Any, labels: Any) -> Counter[tuple[str, int]]:
+    """How often each line of the program is executed, by its function."""
+    found: Counter[tuple[str, int]] = Counter()
+
+    def trace(frame: FrameType, _event: str, _argument: object) -> Any:
+        if not frame.f_globals["__name__"].startswith("dpagent."):
+            return None  # Such as what is called when memory is collected.
+        found[frame.f_code.co_qualname, frame.f_lineno] += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        subject.clipped_sum(weights, inputs, labels, [HUGE])
+    finally:
+        sys.settrace(before)
+    return found
+
+
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("spec", [ODD, SLIDING, built_in("digits")], ids=lambda spec: spec.name)
+def test_a_gradient_that_is_not_finite_takes_no_other_way(spec: ModelSpec, views: int) -> None:
+    """A coordinator may choose weights with which one record's is not, and see how long many steps take."""
+    weights, inputs, labels = records(spec, 8)
+    subject = engine(spec, 8, views=views)
+    if views > 1:
+        inputs = np.repeat(inputs[:, np.newaxis], views, axis=1)
+    spoilt = inputs.copy()
+    spoilt[3] = np.nan
+    assert subject.clipped_sum(weights, spoilt, labels, [HUGE]).excluded == 1
+    ways = [executed(subject, weights, each, labels) for each in (inputs, spoilt)]
+    assert ways[0] == ways[1]
+    assert sum(ways[0].values()) > 50
 
 
 def test_activations_and_branches_do_not_overwrite_what_others_need() -> None:

@@ -108,10 +108,9 @@ class DenseStage(_DenseStage):
         clipped, inputs = self._clipped[place], self._kept_inputs[place]
         np.multiply(self._gradients[:count], factors[:count, np.newaxis], out=clipped)
         np.copyto(inputs, self._inputs[:count])
-        if len(unusable):
-            # Zero times infinity is not zero: numbers that must add nothing are overwritten.
-            places = unusable[unusable < count]
-            clipped[places], inputs[places] = 0, 0
+        # Zero times infinity is not zero: numbers that must add nothing are overwritten.
+        places = unusable[unusable < count]
+        clipped[places], inputs[places] = 0, 0
 
     def finish(self) -> None:
         inputs, clipped = self._kept_inputs[: self._kept], self._clipped[: self._kept]

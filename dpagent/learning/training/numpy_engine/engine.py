@@ -29,8 +29,6 @@ _LEAST_BLOCK = 4
 # (products.py), and all numbers of each gradient are compared, not its norm alone.
 _TRIED_MICROBATCHES = 8
 
-_NOBODY = np.zeros(0, np.intp)
-
 
 class NumpyEngine:
     """Computes one architecture with numpy alone; keeps its workspaces between calls.
@@ -205,11 +203,10 @@ def _add_microbatch(
             present = np.zeros(len(usable), np.bool_)
             np.not_equal(labels[part], NOBODY, out=present[:count])
             factors = np.minimum(clip_norms[:, np.newaxis] / norms, 1).astype(np.float32)
-            factors[:, ~present] = 0
-            unusable = _NOBODY
-            if not usable.all():
-                unusable = np.flatnonzero(~usable)
-                factors[:, unusable] = 0
+            np.copyto(factors, 0, where=~(present & usable))
+            # Also where there are none: who chooses the weights may choose which record is one, and see how
+            # long many steps take.
+            unusable = np.flatnonzero(~usable)
             for stage, layer in zip(network.trained, cycle(factors)):
                 stage.add_clipped(layer, unusable)
             fitting = (norms <= clip_norms[:, np.newaxis]) & usable & present

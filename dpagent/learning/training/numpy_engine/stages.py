@@ -121,9 +121,8 @@ class RecordGradients:
 
     def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
         """As :meth:`TrainedStage.add_clipped`."""
-        if len(unusable):
-            # Zero times infinity is not zero: numbers that must add nothing are overwritten.
-            self.rows[unusable] = 0
+        # Zero times infinity is not zero: numbers that must add nothing are overwritten.
+        self.rows[unusable] = 0
         if self._is_empty:
             np.matmul(factors, self._all, out=self._sum)
             self._is_empty = False
