@@ -11,6 +11,11 @@ from typing import Any, Literal
 
 import pytest
 
+from dpagent.learning.data import archive
+
+BLOCK = 4_096
+"""Bytes of a file that the system reads at least at once."""
+
 Fault = Literal["write", "flush", "read"]
 
 
@@ -58,5 +63,17 @@ def fails_at(patch: pytest.MonkeyPatch, name: str, place: int, fault: Fault) -> 
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return preadv(file, targets, offset, *flags)
 
+    from_archive = archive._ShortReads.read
+
+    def read_archive(file: Any, size: int | None = -1) -> bytes:
+        start, data = file.tell(), from_archive(file, size)
+        if fault != "read" or not hits(file.fileno(), start, len(data)):
+            return data
+        if start >= place // BLOCK * BLOCK:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        file.seek(place // BLOCK * BLOCK)  # The system hands out what it could read.
+        return data[: place // BLOCK * BLOCK - start]
+
+    patch.setattr(archive._ShortReads, "read", read_archive)
     for function, replaced in (("pwrite", write), ("fsync", flush), ("pread", read), ("preadv", read_into)):
         patch.setattr(os, function, replaced)

@@ -27,12 +27,16 @@ from dpagent.errors import DataError
 from dpagent.learning.data.archive import listed_zip, obstacle
 from dpagent.learning.data.classes import Classes
 from dpagent.learning.data.format import Source
-from dpagent.learning.data.stored import ChangedError, RawFile, open_plain, unpack
+from dpagent.learning.data.problems import Problems
+from dpagent.learning.data.stamp import GRACE_S, Stamp
+from dpagent.learning.data.stored import ChangedError, RawFile, StoredArray, open_plain, unpack
 from dpagent.wording import counted
 
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")  # of a zip: signature, lengths of name and extra field
 _PIECE: Final = 1 << 20
 _LONGEST_HEADER: Final = 16_384
+_SIZES: Final = {(1, 0): 2, (2, 0): 4}
+"""Bytes that tell how long a header is, by its version."""
 _MOST_LIST_BYTES: Final = 1 << 16
 _MOST_NAMES_BYTES: Final = 16 << 20
 
@@ -70,16 +74,14 @@ class NpzFile:
     Args:
         path: of the file.
         archive: opened.
+        whole: the very file that the archive is in.
 
     Raises:
         DataError: it lacks an array.
     """
 
-    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
-        self.path, self.archive = path, archive
-        assert archive.fp is not None
-        # Values are read by number from the very file whose labels are read first.
-        self._whole = RawFile(path, os.dup(archive.fp.fileno()))
+    def __init__(self, path: Path, archive: zipfile.ZipFile, whole: RawFile) -> None:
+        self.path, self.archive, self._whole = path, archive, whole
         self.members = {
             info.filename.removesuffix(".npy"): info
             for info in archive.infolist()
@@ -98,15 +100,19 @@ class NpzFile:
         if (reason := obstacle(info, most=1 << 62)) is not None:
             raise DataError(f"{path}: {name!r}: {reason}. Write the file with numpy.savez.")
         with self.archive.open(info) as packed:
-            stream = io.BytesIO(packed.read(_LONGEST_HEADER))
-        if stream.read(len(npy.MAGIC_PREFIX)) != npy.MAGIC_PREFIX:
-            raise DataError(f"{path}: {name!r} is not an array; write the file with numpy.savez.")
-        version = tuple(stream.read(2))
-        if version not in ((1, 0), (2, 0)):
-            raise DataError(f"{path}: {name!r} is of an unknown version; write the file with numpy.savez.")
+            if packed.read(len(npy.MAGIC_PREFIX)) != npy.MAGIC_PREFIX:
+                raise DataError(f"{path}: {name!r} is not an array; write the file with numpy.savez.")
+            version = tuple(packed.read(2))
+            if version not in _SIZES:
+                raise DataError(
+                    f"{path}: {name!r} is of an unknown version; write the file with numpy.savez."
+                )
+            # No more than the header: in the next block may be a record that the disk cannot read.
+            size = packed.read(_SIZES[version])
+            text = packed.read(min(int.from_bytes(size, "little"), _LONGEST_HEADER))
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read(stream)
-        begins = stream.tell()
+        shape, fortran, dtype = read(io.BytesIO(size + text))
+        begins = len(npy.MAGIC_PREFIX) + len(version) + len(size) + len(text)
         if dtype.hasobject:
             raise DataError(
                 f"{path}: {name!r} holds objects. Object arrays cannot be loaded: they could run code."
@@ -171,10 +177,60 @@ class NpzFile:
                 while stream.read(_PIECE):
                     pass
         except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
-            raise ChangedError(
-                f"{self.path}: {member.info.filename} is not what its checksum says ({error}). It is being"
-                " written, or damaged; then copy it again."
+            raise self._changed(member, str(error)) from error
+        except OSError as error:
+            packed = "" if member.is_stored else " It is compressed: write it with numpy.savez."
+            raise DataError(
+                f"Cannot read {self.path}: {error.strerror}. As long as {member.info.filename} cannot be read"
+                f" as a whole, nothing that is new in it counts.{packed}"
             ) from error
+
+    def first_readable(
+        self, member: Member, most: int, problems: Problems
+    ) -> Iterator[tuple[int, NDArray[Any]]]:
+        """As :meth:`first`, of a stored member, each record with its number, without those that the disk
+        cannot read.
+
+        Where there are such, no checksum tells whether the others are of one file. So it has to be at rest:
+        not written to since two seconds before it was opened.
+
+        Args:
+            member: the array.
+            most: records to read.
+            problems: is told of those that cannot be read.
+
+        Raises:
+            ChangedError: it is of no one file; somebody writes to it, or it is damaged.
+        """
+        stored, count = StoredArray(self.raw(member), member.dtype, member.shape), member.shape[0]
+        step = max(1, _PIECE // max(1, member.value_bytes // max(1, count)))
+        head = np.empty(member.header_bytes, np.uint8)
+        self._content(member).read_into(head, 0)
+        checksum, read, begins = zlib.crc32(head.data), 0, min(most, count)
+        for start in range(0, begins, step):
+            for number, record in stored.readable(start, min(start + step, begins), problems):
+                checksum, read = zlib.crc32(record.tobytes(), checksum), read + 1
+                yield number, record
+        for start in range(begins, count, step):
+            with contextlib.suppress(DataError):
+                rest = stored.read(np.arange(start, min(start + step, count)))
+                checksum, read = zlib.crc32(rest.tobytes(), checksum), read + len(rest)
+        if read < count and not self._is_at_rest():
+            raise self._changed(member, "a part of it cannot be read")
+        if read == count and checksum != member.info.CRC:
+            raise self._changed(member, "Bad CRC-32")
+
+    def _is_at_rest(self) -> bool:
+        """Whether nobody has written to the file since two seconds before it was opened."""
+        was = Stamp.of(self._whole.known)
+        is_old = abs(self._whole.opened_ns - was.touched) >= GRACE_S * 1e9
+        return is_old and was == Stamp.of(os.fstat(self._whole.descriptor))
+
+    def _changed(self, member: Member, why: str) -> ChangedError:
+        return ChangedError(
+            f"{self.path}: {member.info.filename} is not what its checksum says ({why}). It is being written,"
+            " or damaged; then copy it again."
+        )
 
     def label_header(self) -> Member:
         """Type and shape of the labels: numbers, of which not all need be classes."""
@@ -228,16 +284,19 @@ class NpzFile:
                 # One byte too many shows that there are more than the header says.
                 raw = unpack(stream, path, most=member.info.file_size + 1).part(member.header_bytes)
         else:
-            header = np.empty(_LOCAL_HEADER.size, np.uint8)
-            self._whole.read_into(header, member.info.header_offset)
-            signature, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header.tobytes())
-            if signature != b"PK\x03\x04":
-                raise DataError(f"{path} is damaged: a member is not where it should be. Copy it again.")
-            start = member.info.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
-            raw = self._whole.part(start + member.header_bytes)
+            raw = self._content(member).part(member.header_bytes)
         if raw.size < member.value_bytes:
             raise DataError(f"{path} is shorter than it says. Copy it again.")
         return raw
+
+    def _content(self, member: Member) -> RawFile:
+        """A stored member, from the header of its array on."""
+        header = np.empty(_LOCAL_HEADER.size, np.uint8)
+        self._whole.read_into(header, member.info.header_offset)
+        signature, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header.tobytes())
+        if signature != b"PK\x03\x04":
+            raise DataError(f"{self.path} is damaged: a member is not where it should be. Copy it again.")
+        return self._whole.part(member.info.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes)
 
 
 @contextlib.contextmanager
@@ -253,7 +312,7 @@ def opened_npz(path: Path, raw: RawFile | None = None) -> Iterator[NpzFile]:
         if os.pread(raw.descriptor, 2, 0) != b"PK":
             raise DataError(f"{path} is not an NPZ file; write it with numpy.savez.")
         with listed_zip(path, _MOST_LIST_BYTES, raw) as archive:
-            yield NpzFile(path, archive)
+            yield NpzFile(path, archive, raw)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, Indices, Stamps
+from dpagent.learning.data.problems import Problems
 from dpagent.wording import counted
 
 IN_MEMORY_BYTES: Final = 32 << 20
@@ -70,7 +71,6 @@ class RawFile:
         size: of the part, in bytes, when it was opened.
         known: what the system said of the file then.
         opened_ns: when that was, in nanoseconds since 1970.
-        was_read: whether the disk could read all that it was asked for.
     """
 
     def __init__(self, path: Path, descriptor: int, start: int = 0) -> None:
@@ -78,11 +78,22 @@ class RawFile:
         self.path, self.descriptor, self._start = path, descriptor, start
         self.known, self.opened_ns = os.fstat(descriptor), time.time_ns()
         self.size = self.known.st_size - start
-        self.was_read = True
+        self._unread = set[Path]()
+
+    @property
+    def was_read(self) -> bool:
+        """Whether the disk could read all that it was asked for, of this file and of its parts."""
+        return not self._unread
+
+    def note_unread(self) -> None:
+        """Note that it could not."""
+        self._unread.add(self.path)
 
     def part(self, start: int) -> RawFile:
         """The part from byte ``start`` on."""
-        return RawFile(self.path, os.dup(self.descriptor), self._start + start)
+        part = RawFile(self.path, os.dup(self.descriptor), self._start + start)
+        part._unread = self._unread
+        return part
 
     def read_into(self, target: NDArray[np.uint8], place: int) -> None:
         """Fill ``target``, contiguous, from byte ``place`` on.
@@ -101,7 +112,7 @@ class RawFile:
                     )
                 done += got
         except OSError as error:
-            self.was_read = False
+            self.note_unread()
             raise DataError(f"Cannot read {self.path}: {error.strerror or error}.") from error
 
 
@@ -133,6 +144,22 @@ class StoredArray:
     def read_all(self) -> NDArray[Any]:
         """All of it."""
         return self.read(np.arange(self.shape[0]))
+
+    def readable(self, start: int, stop: int, problems: Problems) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Those of some neighbouring records that the disk can read, each with its number.
+
+        Args:
+            start, stop: which of them, so few that they are in memory at once.
+            problems: is told of each that it cannot.
+        """
+        try:
+            yield from zip(range(start, stop), self.read(np.arange(start, stop)), strict=True)
+        except DataError:
+            for number in range(start, stop):
+                try:
+                    yield number, self.read(np.array([number]))[0]
+                except DataError as error:
+                    problems.add(f"{self.file.path}: record {number}: {error}")
 
 
 class StoredDataset(Dataset):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import zipfile
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from dpagent.learning.data.format import Format, Inferred, Source
 from dpagent.learning.data.glance import Glance
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.npz_file import Member, NpzFile, opened_npz
+from dpagent.learning.data.problems import Problems
 from dpagent.learning.data.stored import (
     IN_MEMORY_BYTES,
     StoredArray,
@@ -86,7 +88,8 @@ class NpzFormat(Format[NoSettings]):
 
     def listed(self, source: Source, section: NoSettings, *, growing: bool) -> Dataset:
         """As of :class:`Format`. All of the file is read for its checksums: labels and values are of one
-        file, or it is left for later."""
+        file, or it is left for later. A record that the disk cannot read is left out alone, where the values
+        are stored as they are."""
         with opened_npz(source.path, source.opened(source.path)) as file:
             return _listed(file, source)
 
@@ -195,22 +198,29 @@ def _listed(file: NpzFile, source: Source) -> Dataset:
     most = source.most_listed(max(1, record_bytes))
     labels = np.concatenate(list(file.first(header, most)))
     places, left_out = within(labels, table.count)
-    used = labels[places].astype(np.int64)
-    origin = Origin("npz", f"{path}, NPZ", left_out)
+    source_name = f"{path}, NPZ"
     shape, dtype = inputs.shape[1:], input_dtype(inputs.dtype)
     if inputs.is_stored:
-        contents = np.empty((len(places), DIGEST_BYTES), np.uint8)
-        for piece, records in _pieces(file, inputs, most, places):
-            contents[piece] = [np.frombuffer(digest_of(record), np.uint8) for record in records]
+        is_class = np.zeros(len(labels), np.bool_)
+        is_class[places] = True
+        here, contents, problems = array("q"), bytearray(), Problems()
+        for number, record in file.first_readable(inputs, most, problems):
+            if is_class[number]:
+                here.append(number)
+                contents += digest_of(record)
+        places = np.array(here, np.int64)
         stored = StoredArray(file.raw(inputs), inputs.dtype, inputs.shape)
         return StoredDataset(
-            [stored], to_inputs, used, table.count, places=places, contents=contents, shape=shape,
-            dtype=dtype, class_names=table.names, origin=origin,
+            [stored], to_inputs, labels[places].astype(np.int64), table.count, places=places,
+            contents=np.frombuffer(bytes(contents), np.uint8).reshape(-1, DIGEST_BYTES), shape=shape,
+            dtype=dtype, class_names=table.names,
+            origin=Origin("npz", source_name, (*problems.sentences(), *left_out)),
         )  # fmt: skip
     values = np.empty((len(places), *shape), dtype)
     for piece, records in _pieces(file, inputs, most, places):
         values[piece] = to_inputs(records)
-    return ArrayDataset(values, used, table.count, table.names, origin=origin)
+    origin = Origin("npz", source_name, left_out)
+    return ArrayDataset(values, labels[places].astype(np.int64), table.count, table.names, origin=origin)
 
 
 def _pieces(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -235,27 +235,13 @@ def _read_first(
     for part in parts:
         for start in range(0, min(part.shape[0], most - first), _RECORDS_AT_ONCE):
             stop = min(start + _RECORDS_AT_ONCE, part.shape[0], most - first)
-            for place, record in _readable(part, start, stop, problems):
+            for place, record in part.readable(start, stop, problems):
                 places.append(first + place)
                 labels.append(int(record[layout.label_bytes - 1]))
                 contents += digest_of(record)
         first += part.shape[0]
     digests = np.frombuffer(bytes(contents), np.uint8).reshape(-1, DIGEST_BYTES)
     return np.array(places, np.int64), np.array(labels, np.int64), digests
-
-
-def _readable(
-    part: StoredArray, start: int, stop: int, problems: Problems
-) -> Iterator[tuple[int, NDArray[Any]]]:
-    """The records of a file that the disk can read."""
-    try:
-        yield from zip(range(start, stop), part.read(np.arange(start, stop)), strict=True)
-    except DataError:
-        for place in range(start, stop):
-            try:
-                yield place, part.read(np.array([place]))[0]
-            except DataError as error:
-                problems.add(f"{part.file.path}: record {place}: {error}")
 
 
 def _names(path: Path, layout: _Layout) -> tuple[str, ...] | None:

@@ -139,7 +139,7 @@ class _PatientFile(io.RawIOBase):
             try:
                 got = os.preadv(self._raw.descriptor, [view], self._place)
             except OSError:
-                self._raw.was_read = False
+                self._raw.note_unread()
                 got = max(0, min(len(view), os.fstat(self._raw.descriptor).st_size - self._place))
                 view[:got] = bytes(got)
         self._place += got
