@@ -162,6 +162,9 @@ class _Update:
             self._table["state"][known.table["state"] == UNUSABLE] = FREE
         used = np.flatnonzero(is_used)
         gone = used[~_among(known.table["stamp"][used], stamps)]
+        # Where the disk cannot tell whether a record is there, it stays as it was decoded: else one more, for
+        # which a folder took a block that cannot be read, would take others along.
+        gone = gone[~_among(known.table["label"][gone], np.array(sorted(dataset.unlisted), np.int64))]
         self._table["state"][gone] = FREE
         self._table["checksum"][gone] = np.maximum(self._table["checksum"][gone], TO_ERASE)
         # While the agent runs, a reader may have the index of before.

@@ -211,8 +211,8 @@ def test_a_table_that_goes_while_the_folder_is_glanced_at_takes_no_other_along(
     board.look(at_once=True)
     real = tables_format.table_files
 
-    def renamed_afterwards(path: Path, most: int | None) -> list[Path]:
-        found = real(path, most)
+    def renamed_afterwards(path: Path, *arguments: Any) -> list[Path]:
+        found = real(path, *arguments)
         if (path / "b_new.csv").exists():
             (path / "b_new.csv").rename(path / "b.csv")
         return found
@@ -231,8 +231,8 @@ def test_a_table_that_goes_while_it_is_listed_takes_no_other_along(
     board.look(at_once=True)
     real = tables_format.table_files
 
-    def gone_afterwards(path: Path, most: int | None) -> list[Path]:
-        found = real(path, most)
+    def gone_afterwards(path: Path, *arguments: Any) -> list[Path]:
+        found = real(path, *arguments)
         (path / "b.csv").unlink(missing_ok=True)
         return found
 

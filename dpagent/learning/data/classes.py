@@ -69,6 +69,11 @@ class ClassTable:
         self.count = classes if isinstance(classes, int) else len(classes)
         self._numbers = {name: number for number, name in enumerate(self.names)}
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """A label of each."""
+        return self.names or tuple(map(str, range(self.count)))
+
     def number(self, label: str) -> int | None:
         """The class that ``label`` stands for, or None."""
         if self.names:

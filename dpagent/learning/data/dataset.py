@@ -209,6 +209,11 @@ class Dataset(ABC):
         """The records that may still be being written: they count only if they were known before."""
         return np.zeros(0, np.intp)
 
+    @property
+    def unlisted(self) -> frozenset[int]:
+        """Classes of which the disk could not list all records: one that was known before may be there."""
+        return frozenset()
+
     def place_of(self, number: int) -> str:
         """Where a record lies, in words for its owner."""
         return f"{self.origin.source}: record {number}"

@@ -70,6 +70,11 @@ class Reshaped(Dataset):
         """As of :attr:`Dataset.unfinished`."""
         return self._dataset.unfinished
 
+    @property
+    def unlisted(self) -> frozenset[int]:
+        """As of :attr:`Dataset.unlisted`."""
+        return self._dataset.unlisted
+
     def place_of(self, number: int) -> str:
         """As of :meth:`Dataset.place_of`."""
         return self._dataset.place_of(number)

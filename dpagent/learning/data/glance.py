@@ -34,6 +34,7 @@ class Glance:
         text: which changes with the names, sizes and times of the files; None if one is young, or cannot be
             opened: it may have gone since its folder was listed.
         keeps_open: whether all of them stay open.
+        fault: why the disk cannot list all of them, if it cannot.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -52,6 +53,7 @@ class Glance:
             is_sure = is_sure and not stamp.is_young()
             stamps.update(repr((str(file), *stamp)).encode())
         self.text = stamps.hexdigest() if is_sure else None
+        self.fault: OSError | None = None
 
     @classmethod
     def at(cls, files: Callable[[], Iterable[Path]]) -> Glance:
@@ -60,6 +62,10 @@ class Glance:
             if not (glance := cls(files()))._lacks_one:
                 return glance
         return cls(files())
+
+    def note_fault(self, error: OSError) -> None:
+        """Note that the disk cannot list all files: the next look lists again."""
+        self.fault, self.text = error, None
 
     def opened(self, file: Path) -> RawFile:
         """One of the files, as it was. Where there are more than may stay open, it may be another by now, and

@@ -6,12 +6,12 @@ import heapq
 import os
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 
 from dpagent.learning.data.archive import MAX_LIST_BYTES, listed_zip
-from dpagent.learning.data.stored import reading, require_readable
+from dpagent.learning.data.stored import is_fault, reading, require_readable
 
 
 class Location:
@@ -68,13 +68,35 @@ class Location:
 
 
 def names_in(
-    folder: str | Path, wants: Callable[[os.DirEntry[str]], bool], most: int | None = None
+    folder: str | Path,
+    wants: Callable[[os.DirEntry[str]], bool],
+    most: int | None = None,
+    say: Callable[[OSError], None] | None = None,
 ) -> list[str]:
     """The names of the entries of a folder that are wanted, in their order; of more than ``most``, the first.
-    Of others nothing is kept, however many there are."""
-    with os.scandir(folder) as found:
-        names = (entry.name for entry in found if wants(entry))
-        return sorted(names) if most is None else heapq.nsmallest(most, names)
+    Of others nothing is kept, however many there are.
+
+    Args:
+        folder: to be listed.
+        wants: whether an entry is wanted.
+        most: names to return.
+        say: is told where the disk cannot list the folder to its end; then the names are those before. None:
+            an error is raised.
+
+    Raises:
+        OSError: the folder cannot be listed.
+    """
+
+    def wanted() -> Iterator[str]:
+        try:
+            with os.scandir(folder) as found:
+                yield from (entry.name for entry in found if wants(entry))
+        except OSError as error:
+            if say is None or not is_fault(error):
+                raise
+            say(error)
+
+    return sorted(wanted()) if most is None else heapq.nsmallest(most, wanted())
 
 
 def entries_of(folder: str | Path) -> list[os.DirEntry[str]]:

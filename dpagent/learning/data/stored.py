@@ -12,6 +12,7 @@ is read again, and must be that one (:class:`StoredDataset`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import math
 import os
@@ -38,6 +39,12 @@ IN_MEMORY_BYTES: Final = 32 << 20
 _PIECE: Final = 1 << 20
 _SPACE_LEFT: Final = 256 << 20
 """Unpacking stops when the disk has less than this left: a board must go on living."""
+
+
+_OF_A_FILE: Final = frozenset(
+    {errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
+)
+"""Errors that say what a file is, and may be read as well as any other."""
 
 
 class AbsentError(DataError):
@@ -174,6 +181,7 @@ class StoredDataset(Dataset):
         contents: ``(n, 16)`` uint8, the digest of each as it was when its label was read
             (:func:`digest_of`). From then on a record is what has it: to read one that has not raises
             :class:`ChangedError`. None: a file is as it stands there.
+        is_all: whether the disk could tell what there is.
         others: as of :class:`Dataset`.
     """
 
@@ -186,8 +194,10 @@ class StoredDataset(Dataset):
         *,
         places: NDArray[np.int64],
         contents: NDArray[np.uint8] | None = None,
+        is_all: bool = True,
         **others: Any,
     ) -> None:
+        self._is_all = is_all
         self._parts, self._convert, self._places, self._contents = tuple(parts), convert, places, contents
         self._ends = np.cumsum([part.shape[0] for part in parts], dtype=np.int64)
         super().__init__(labels, classes, **others)
@@ -200,6 +210,11 @@ class StoredDataset(Dataset):
         for content, label in zip(self._contents, self.labels.tolist(), strict=True):
             numbers.add(content.tobytes(), label)
         return numbers.taken()
+
+    @property
+    def unlisted(self) -> frozenset[int]:
+        """As of :attr:`Dataset.unlisted`."""
+        return frozenset(() if self._is_all else range(self.classes))
 
     def place_of(self, number: int) -> str:
         """As of :meth:`Dataset.place_of`: its number in its file."""
@@ -259,6 +274,15 @@ def input_dtype(stored: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if stored.kind == "f" else stored
 
 
+def may_be_there(path: Path) -> bool:
+    """Whether there is an entry of that name, or may be one for all the disk tells."""
+    try:
+        path.lstat()
+    except OSError as error:
+        return is_fault(error)
+    return True
+
+
 def require_readable(path: Path) -> None:
     """Raise :class:`DataError` unless ``path`` is a regular file or a directory that may be read."""
     try:
@@ -272,6 +296,14 @@ def require_readable(path: Path) -> None:
     if known:
         raise DataError(f"{path} is neither a file nor a directory; expected one of them.")
     raise AbsentError(f"There is no file or directory {path}. Check the path of the data.")
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether the disk, or the system, cannot tell what a file or folder holds; not what that is."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__
+    return cause is not None and cause.errno not in _OF_A_FILE
 
 
 @contextlib.contextmanager

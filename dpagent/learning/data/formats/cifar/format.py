@@ -32,6 +32,8 @@ from dpagent.learning.data.stored import (
     StoredArray,
     StoredDataset,
     digest_of,
+    is_fault,
+    may_be_there,
     open_raw,
 )
 from dpagent.wording import counted
@@ -103,7 +105,7 @@ class CifarFormat(Format[CifarSettings]):
         """As of :class:`Format`. A file that cannot be opened is left out alone while the agent runs, and in
         any case what follows the last whole record of one, and a record that the disk cannot read."""
         layout = _layout_of(section)
-        parts, problems = [], Problems()
+        parts, problems, is_all = [], Problems(), True
         for file in _files(source, layout) if source.glance is None else source.glance.files:
             try:
                 raw = source.opened(file)
@@ -111,6 +113,7 @@ class CifarFormat(Format[CifarSettings]):
                 if not growing or file == source.path:
                     raise
                 problems.add(str(error))
+                is_all = is_all and not is_fault(error)
                 continue
             parts.append(_whole_records(raw, layout))
             if rest := raw.size % layout.record_bytes:
@@ -120,7 +123,7 @@ class CifarFormat(Format[CifarSettings]):
         used, left_out = within(labels, source.class_table.count, places)
         return _dataset(
             source, layout, parts, labels[used], (*problems.sentences(), *left_out),
-            places=places[used], contents=contents[used],
+            places=places[used], contents=contents[used], is_all=is_all,
         )  # fmt: skip
 
     def glance(self, source: Source, section: CifarSettings) -> Glance:
@@ -141,6 +144,7 @@ def _dataset(
     *,
     places: NDArray[np.int64],
     contents: NDArray[np.uint8] | None = None,
+    is_all: bool = True,
 ) -> Dataset:
     table = source.class_table
 
@@ -151,8 +155,8 @@ def _dataset(
     what = f"{counted(len(parts), 'file')} of CIFAR-{layout.classes} in binary form"
     ends = np.cumsum([part.shape[0] for part in parts], dtype=np.int64)
     return StoredDataset(
-        parts, convert, labels, table.count, places=places, contents=contents, shape=(32, 32, 3),
-        dtype=np.dtype(np.uint8), class_names=table.names,
+        parts, convert, labels, table.count, places=places, contents=contents, is_all=is_all,
+        shape=(32, 32, 3), dtype=np.dtype(np.uint8), class_names=table.names,
         groups=np.searchsorted(ends, places, side="right").astype(np.int64),
         origin=Origin("cifar", f"{source.path}, {what}", left_out),
     )  # fmt: skip
@@ -187,7 +191,7 @@ def _files(source: Source, layout: _Layout) -> list[Path]:
     path, names = source.path, layout.halves[source.half]
     if not path.is_dir():
         return [path]
-    if found := [path / name for name in names if os.path.lexists(path / name)]:
+    if found := [path / name for name in names if may_be_there(path / name)]:
         return found
     raise AbsentError(
         f"{path} has no file of the {source.half} half of CIFAR-{layout.classes}: {', '.join(names)}. Unpack"

@@ -84,19 +84,19 @@ def list_pictures(terms: PictureTerms, *, growing: bool) -> ImageDataset:
         DataError: as of :func:`open_pictures`.
     """
 
-    dataset = _made(terms, lambda *_: None)
+    dataset = _made(terms, lambda *_: None, terms.classes.texts if growing else ())
     dataset.is_growing = growing  # A board takes no archive.
     return dataset
 
 
 def listed(
-    root: Path, folder: str, form: PictureForm, most: int | None = None
+    root: Path, folder: str, form: PictureForm, most: int | None = None, expected: Sequence[str] = ()
 ) -> tuple[Listing, PictureFiles]:
-    """What lies in a folder, of it at most so many pictures and folders; or in a folder of an archive."""
+    """What lies in a folder, as of :func:`list_folder`; or in a folder of an archive."""
     size = most_bytes(form.max_pixels)
     if not root.is_dir():
         return list_zip(root, folder, size)
-    found = list_folder(root, most)
+    found = list_folder(root, most, expected)
     return found, FolderFiles(root, found.names, size)
 
 
@@ -138,6 +138,12 @@ class ImageDataset(Dataset):
         young = [number for number in range(len(self)) if self.is_growing and self._found.is_young(number)]
         return np.array(young, np.intp)
 
+    @property
+    def unlisted(self) -> frozenset[int]:
+        """As of :attr:`Dataset.unlisted`."""
+        numbers = map(self._terms.classes.number, self._found.unlisted)
+        return frozenset(number for number in numbers if number is not None)
+
     def place_of(self, number: int) -> str:
         """As of :meth:`Dataset.place_of`."""
         return f"{self._terms.root}: {printable(self._found.names[number])}"
@@ -169,9 +175,13 @@ class ImageDataset(Dataset):
         return f"{self.place_of(number)}: {reason_of(error)}"
 
 
-def _made(terms: PictureTerms, require: Callable[[Listing, PictureFiles, int], None]) -> ImageDataset:
+def _made(
+    terms: PictureTerms,
+    require: Callable[[Listing, PictureFiles, int], None],
+    expected: Sequence[str] = (),
+) -> ImageDataset:
     """The dataset of the pictures that are of a class and fulfil a requirement."""
-    found, files = listed(terms.root, terms.folder, terms.form, terms.most)
+    found, files = listed(terms.root, terms.folder, terms.form, terms.most, expected)
     numbers = {label: terms.classes.number(label) for label in set(found.labels)}
     keep = []
     for place, (name, label) in enumerate(zip(found.names, found.labels, strict=True)):

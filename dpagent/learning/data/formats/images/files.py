@@ -29,7 +29,7 @@ from dpagent.learning.data.formats.images.decoding import SUFFIXES
 from dpagent.learning.data.location import entries_of, names_in
 from dpagent.learning.data.problems import MOST_SAID
 from dpagent.learning.data.stamp import GRACE_S
-from dpagent.learning.data.stored import ChangedError, reading
+from dpagent.learning.data.stored import ChangedError, is_fault, reading
 from dpagent.wording import counted
 
 IN_NO_FOLDER: Final = "a picture that lies in no class folder"
@@ -65,6 +65,7 @@ class Listing:
         classes: all class folders, those without pictures too.
         passed_over: how many files were not looked at, by reason.
         problems: a sentence for each picture that cannot be read, by its name; on a board, for the first.
+        unlisted: the class folders of which the disk could not list all.
         most: pictures and folders to look at, on a board.
         is_cut_short: whether there are more.
         unsaid: how many pictures cannot be read besides.
@@ -77,6 +78,7 @@ class Listing:
     classes: set[str] = field(default_factory=set)
     passed_over: Counter[str] = field(default_factory=Counter)
     problems: dict[str, str] = field(default_factory=dict)
+    unlisted: set[str] = field(default_factory=set)
     most: int | None = None
     is_cut_short: bool = False
     unsaid: int = 0
@@ -94,6 +96,13 @@ class Listing:
         said = [f"{printable(name)}: {text}" for name, text in self.problems.items()]
         more = [f"{counted(self.unsaid, 'more file')} cannot be read."] if self.unsaid else []
         return (*cut, *over, *said, *more)
+
+    def note_unlisted(self, name: str, label: str, error: OSError) -> None:
+        """Note what the disk cannot tell of a class."""
+        self.unlisted.add(label)
+        self.leave_out(
+            name, f"the disk cannot list it ({error.strerror}). What was known stays until it can."
+        )
 
     def leave_out(self, name: str, why: str) -> None:
         """Note why a picture cannot be read."""
@@ -159,7 +168,7 @@ class FolderFiles:
             return b"", b""
 
 
-def list_folder(root: Path, most: int | None = None) -> Listing:
+def list_folder(root: Path, most: int | None = None, expected: Sequence[str] = ()) -> Listing:
     """Look through a folder of class folders.
 
     Links to files and to class folders are followed, links deeper down are not: they could lead round.
@@ -169,13 +178,14 @@ def list_folder(root: Path, most: int | None = None) -> Listing:
         most: pictures and folders to look at, on a board: the first of each folder, and those of a folder
             before those of the folders in it. So one more moves at most one out of a look that has far more
             than it may.
+        expected: class folders, to be looked for by name where the disk cannot list the outermost one.
 
     Raises:
         DataError: the folder cannot be read.
     """
     walk = _Walk(most)
     with reading(root):
-        names = walk.folders_of_classes(root)
+        names = walk.folders_of_classes(root, expected)
     for name in names:
         walk.found.classes.add(name)
         walk.into(f"{root}/{name}", name, name)
@@ -282,9 +292,9 @@ class _Walk:
     def __init__(self, most: int | None) -> None:
         self.found, self._left = Listing(most=most), most
 
-    def folders_of_classes(self, root: Path) -> list[str]:
+    def folders_of_classes(self, root: Path, expected: Sequence[str]) -> list[str]:
         """The names of the folders in the outermost one."""
-        over = self.found.passed_over
+        found, over, faults = self.found, self.found.passed_over, list[OSError]()
 
         def is_wanted(entry: os.DirEntry[str]) -> bool:
             if _is_hidden(entry.name):
@@ -294,7 +304,12 @@ class _Walk:
             over[IN_NO_FOLDER if is_picture(entry.name) else "no picture by its name"] += 1
             return False
 
-        return self._names(str(root), is_wanted)
+        names = self._names(str(root), is_wanted, faults.append if expected else None)
+        for error in faults:
+            for label in expected:
+                found.note_unlisted(".", label, error)
+            names = sorted({*names, *(each for each in expected if os.path.lexists(root / each))})
+        return names
 
     def into(self, path: str, relative: str, label: str, depth: int = 0) -> None:
         """Look through a folder of a class."""
@@ -316,7 +331,7 @@ class _Walk:
             return False
 
         try:
-            names = self._names(path, is_wanted)
+            names = self._names(path, is_wanted, lambda error: found.note_unlisted(relative, label, error))
         except OSError as error:
             found.leave_out(relative, f"it cannot be looked into: {error.strerror or error}.")
             return
@@ -334,7 +349,10 @@ class _Walk:
             if stat.S_ISLNK(known.st_mode):
                 known = Path(path).stat()
         except OSError as error:
-            found.leave_out(relative, f"it cannot be read: {error.strerror or error}.")
+            if is_fault(error):
+                found.note_unlisted(relative, label, error)
+            else:
+                found.leave_out(relative, f"it cannot be read: {error.strerror or error}.")
             return
         if not stat.S_ISREG(known.st_mode):
             found.leave_out(relative, "it is no regular file.")
@@ -343,11 +361,16 @@ class _Walk:
         found.labels.append(label)
         found.signs.append((known.st_size, known.st_mtime_ns))
 
-    def _names(self, path: str, is_wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+    def _names(
+        self,
+        path: str,
+        is_wanted: Callable[[os.DirEntry[str]], bool],
+        say: Callable[[OSError], None] | None,
+    ) -> list[str]:
         """The wanted names in a folder, as many as may be looked at yet."""
         if self._left is None:
             return names_in(path, is_wanted)
-        names = names_in(path, is_wanted, self._left + 1)
+        names = names_in(path, is_wanted, self._left + 1, say)
         self.found.is_cut_short |= len(names) > self._left
         del names[self._left :]
         self._left -= len(names)
@@ -400,11 +423,11 @@ def _has_folders(path: str) -> bool:
 
 
 def _is_folder(entry: os.DirEntry[str], *, links: bool = True) -> bool:
-    """Whether an entry is a folder, or with ``links`` a link to one; not if it cannot be told."""
+    """Whether an entry is a folder, or with ``links`` a link to one, or may be one for all the disk tells."""
     try:
         return entry.is_dir(follow_symlinks=links)
-    except OSError:  # a link to itself
-        return False
+    except OSError as error:
+        return is_fault(error)  # Else a link to itself.
 
 
 def _is_hidden(name: str) -> bool:

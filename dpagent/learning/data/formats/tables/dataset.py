@@ -7,7 +7,7 @@ that one reading in k windows is protected k times less: roughly k·ε.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.glance import Glance, most_open
 from dpagent.learning.data.location import names_in
 from dpagent.learning.data.problems import MOST_SAID, Problems
-from dpagent.learning.data.stored import ChangedError, open_raw, reading, require_readable
+from dpagent.learning.data.stored import ChangedError, is_fault, open_raw, reading, require_readable
 from dpagent.wording import counted, named
 
 SUFFIXES: Final = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
@@ -72,7 +72,17 @@ def open_table(
     require_readable(path)
     form.constants(form.features or ())
     indexes, rejected = [], []
-    files = table_files(path, most_names) if glance is None else glance.files
+    faults = list[OSError]()
+    if glance is None:
+        files: Sequence[Path] = table_files(path, most_names, faults.append if growing else None)
+    else:
+        files, faults = glance.files, [] if glance.fault is None else [glance.fault]
+    if faults:
+        problem = f"{path}: the disk cannot list it ({faults[-1].strerror})."
+        if not growing:
+            raise DataError(f"{problem} Check the disk.")
+        rejected.append(f"{problem} What was known stays until it can.")
+    is_all = not faults
     keeps_open = keeps_open and (len(files) <= most_open() if glance is None else glance.keeps_open)
     for number, file in enumerate(files):
         if most is not None and most.lines <= 0:
@@ -80,7 +90,9 @@ def open_table(
             rejected.append(f"{file}: this and what follows ({more}) is not read; max_records bounds it.")
             break
         try:
-            raw = None if glance is None or file.suffix == ".gz" else glance.opened(file)
+            raw = None
+            if glance is not None and file.suffix != ".gz":
+                raw = glance.opened(file)
             index = index_table(
                 file, form, classes, growing=growing, most=most, keeps_open=keeps_open, raw=raw
             )
@@ -88,19 +100,22 @@ def open_table(
             if not growing:
                 raise
             rejected.append(str(error))
+            is_all = is_all and not is_fault(error) and (raw is None or raw.was_read)
             continue
         indexes.append(index)
         if most is not None:
             most = most._replace(lines=most.lines - index.lines)
-    return TableDataset(path, form, classes, indexes, rejected, is_brief=most is not None)
+    return TableDataset(path, form, classes, indexes, rejected, is_brief=most is not None, is_all=is_all)
 
 
-def table_files(path: Path, most: int | None = None) -> list[Path]:
-    """``path`` itself, or the CSV files in it; of more than ``most`` of such names, the first."""
+def table_files(
+    path: Path, most: int | None = None, say: Callable[[OSError], None] | None = None
+) -> list[Path]:
+    """``path`` itself, or the CSV files in it, as of :func:`names_in`."""
     with reading(path):
         if not path.is_dir():
             return [path]
-        names = names_in(path, lambda entry: is_table(entry.name), most)
+        names = names_in(path, lambda entry: is_table(entry.name), most, say)
         return [entry for name in names if _may_be_file(entry := path / name)]
 
 
@@ -127,6 +142,7 @@ class TableDataset(Dataset):
         indexes: where the records lie, a file each.
         rejected: a sentence for each file that is left out.
         is_brief: whether of what is left out the first is said, and how much more there is.
+        is_all: whether the disk could tell which files there are, and what each of them is.
     """
 
     def __init__(
@@ -138,7 +154,9 @@ class TableDataset(Dataset):
         rejected: Sequence[str] = (),
         *,
         is_brief: bool = False,
+        is_all: bool = True,
     ) -> None:
+        self._is_all = is_all
         self._rejected, self._is_brief = tuple(rejected), is_brief
         self._path, self._form, self._classes, self._indexes = path, form, classes, tuple(indexes)
         self.columns = tuple(form.features or ())
@@ -168,6 +186,11 @@ class TableDataset(Dataset):
     def unfinished(self) -> Indices:
         """As of :attr:`Dataset.unfinished`: last rows that have no end yet, and rows that have moved."""
         return np.flatnonzero(self._unsettled)
+
+    @property
+    def unlisted(self) -> frozenset[int]:
+        """As of :attr:`Dataset.unlisted`."""
+        return frozenset(() if self._is_all else range(self.classes))
 
     def place_of(self, number: int) -> str:
         """As of :meth:`Dataset.place_of`."""

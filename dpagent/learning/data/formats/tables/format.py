@@ -92,7 +92,11 @@ class CsvFormat(Format[CsvSettings]):
 
     def glance(self, source: Source, section: CsvSettings) -> Glance:
         """As of :class:`Format`."""
-        return Glance.at(lambda: table_files(source.path, source.most_listed()))
+        faults = list[OSError]()
+        glance = Glance.at(lambda: table_files(source.path, source.most_listed(), faults.append))
+        for error in faults:
+            glance.note_fault(error)
+        return glance
 
     def unlabelled(
         self, source: Source, section: CsvSettings, target: Target, say: Say
