@@ -19,9 +19,21 @@ BLOCK = 4_096
 Fault = Literal["write", "flush", "read"]
 
 
-def fails_at(patch: pytest.MonkeyPatch, name: str, place: int, fault: Fault) -> None:
-    """Let the disk fail at one byte of the files of a name, for this process and its forks."""
+def fails_at(
+    patch: pytest.MonkeyPatch, name: str, place: int, fault: Fault, *, read_at_once: int = 1
+) -> None:
+    """Let the disk fail at one byte of the files of a name, for this process and its forks.
+
+    Args:
+        patch: for as long as it fails.
+        name: of the files.
+        place: the byte.
+        fault: what it cannot do.
+        read_at_once: bytes of a piece that the system reads at once, as with large folios: of the one that
+            holds the byte, nothing is had until it is asked for page by page.
+    """
     pwrite, preadv, pread, fsync = os.pwrite, os.preadv, os.pread, os.fsync
+    fadvise, by_page = os.posix_fadvise, set[int]()
     dirty = set[int]()
     known = dict[Path, bytes]()
 
@@ -43,6 +55,16 @@ def fails_at(patch: pytest.MonkeyPatch, name: str, place: int, fault: Fault) -> 
             dirty.add(file)
         return pwrite(file, data, offset)
 
+    def lost(file: int, start: int, length: int) -> bool:
+        piece = 1 if by_page == {os.POSIX_FADV_RANDOM, os.POSIX_FADV_DONTNEED} else read_at_once
+        first = place // piece * piece
+        return path_of(file).name == name and start < first + piece and first < start + length
+
+    def advise(file: int, start: int, length: int, advice: int) -> None:
+        fadvise(file, start, length, advice)
+        if path_of(file).name == name and start <= place and (not length or place < start + length):
+            by_page.add(advice)
+
     def flush(file: int) -> None:
         fsync(file)
         if fault != "flush" or (path := path_of(file)).name != name:
@@ -54,12 +76,12 @@ def fails_at(patch: pytest.MonkeyPatch, name: str, place: int, fault: Fault) -> 
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def read(file: int, length: int, offset: int) -> bytes:
-        if fault == "read" and hits(file, offset, length):
+        if fault == "read" and lost(file, offset, length):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return pread(file, length, offset)
 
     def read_into(file: int, targets: Sequence[Any], offset: int, *flags: int) -> int:
-        if fault == "read" and hits(file, offset, sum(memoryview(each).nbytes for each in targets)):
+        if fault == "read" and lost(file, offset, sum(memoryview(each).nbytes for each in targets)):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return preadv(file, targets, offset, *flags)
 
@@ -75,5 +97,6 @@ def fails_at(patch: pytest.MonkeyPatch, name: str, place: int, fault: Fault) -> 
         return data[: place // BLOCK * BLOCK - start]
 
     patch.setattr(archive._ShortReads, "read", read_archive)
+    patch.setattr(os, "posix_fadvise", advise)
     for function, replaced in (("pwrite", write), ("fsync", flush), ("pread", read), ("preadv", read_into)):
         patch.setattr(os, function, replaced)

@@ -72,6 +72,16 @@ def test_a_block_costs_the_records_that_lie_in_it(
     assert labels(board.look()) == list(range(8))
 
 
+def test_a_block_costs_no_record_that_the_system_reads_at_once_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, nine records where two lay in a bad block (XFS of Linux 6.1, dm-error): 64 KiB are a piece."""
+    board = board_of(tmp_path)
+    file = put(board, 30)
+    fails_at(monkeypatch, file.name, place_of(file, 20), "read", read_at_once=64 << 10)
+    assert labels(board.look(at_once=True)) == [each for each in range(30) if each != 20]
+
+
 def test_a_board_starts_without_the_records_that_lie_in_a_bad_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

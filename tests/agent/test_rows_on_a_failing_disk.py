@@ -33,6 +33,17 @@ def test_a_row_that_fails_costs_the_record_there_and_no_other(
     assert len(found) == (5 if fault == "flush" else 4)  # From memory it may be read.
 
 
+def test_a_row_that_cannot_be_read_costs_none_that_the_system_reads_at_once_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1, 2, 3))
+    rows = board.look(at_once=True)
+    fails_at(monkeypatch, "records.rows", 2 * ROW_BYTES, "read", read_at_once=64 << 10)
+    _, problems = rows.try_read(np.arange(len(rows)))
+    assert len(problems) == 1
+
+
 def test_a_row_that_is_not_erased_keeps_no_new_record_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,15 @@ def test_a_record_that_lies_alone_in_a_block_takes_no_other_along(
     assert values_in(board.look()) == [1, 2, 5, LAST]
 
 
+def test_a_block_costs_no_row_that_the_system_reads_at_once_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = tables(tmp_path)
+    filled(board, 5, f"{LAST},1\n")
+    fails_at(monkeypatch, "1.csv", 5 * BLOCK + 2, "read", read_at_once=16 * BLOCK)
+    assert values_in(board.look(at_once=True)) == [1, 2]
+
+
 def test_what_cannot_be_read_waits_for_no_other_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

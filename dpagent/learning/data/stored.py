@@ -21,7 +21,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, Indices, Stamps
 from dpagent.learning.data.problems import Problems
+from dpagent.patient_reads import PatientReads
 from dpagent.wording import counted
 
 IN_MEMORY_BYTES: Final = 32 << 20
@@ -66,6 +67,14 @@ class Readable(Protocol):
 Convert = Callable[[NDArray[Any]], NDArray[Any]]
 
 
+@dataclass(slots=True)
+class _Faults:
+    """How a file is read, and whether all was that was asked for."""
+
+    reads: PatientReads = field(default_factory=PatientReads)
+    was_read: bool = True
+
+
 class RawFile:
     """A file, or its part from some byte on, read at given places. It is closed when it is collected.
 
@@ -85,22 +94,30 @@ class RawFile:
         self.path, self.descriptor, self._start = path, descriptor, start
         self.known, self.opened_ns = os.fstat(descriptor), time.time_ns()
         self.size = self.known.st_size - start
-        self._unread = set[Path]()
+        self._faults = _Faults()
 
     @property
     def was_read(self) -> bool:
         """Whether the disk could read all that it was asked for, of this file and of its parts."""
-        return not self._unread
+        return self._faults.was_read
 
     def note_unread(self) -> None:
         """Note that it could not."""
-        self._unread.add(self.path)
+        self._faults.was_read = False
 
     def part(self, start: int) -> RawFile:
         """The part from byte ``start`` on."""
         part = RawFile(self.path, os.dup(self.descriptor), self._start + start)
-        part._unread = self._unread
+        part._faults = self._faults
         return part
+
+    def read_some(self, view: memoryview, place: int) -> int:
+        """As of :func:`os.preadv`, from byte ``place`` on.
+
+        Raises:
+            OSError: the disk cannot read what is there.
+        """
+        return self._faults.reads.read(self.descriptor, view, self._start + place)
 
     def read_into(self, target: NDArray[np.uint8], place: int) -> None:
         """Fill ``target``, contiguous, from byte ``place`` on.
@@ -111,7 +128,7 @@ class RawFile:
         view, done = target.data.cast("B"), 0
         try:
             while done < len(view):
-                got = os.preadv(self.descriptor, [view[done:]], self._start + place + done)
+                got = self.read_some(view[done:], place + done)
                 if not got:
                     raise DataError(
                         f"{self.path} ends at byte {place + done}; it was longer when it was opened. Copy it"

@@ -39,6 +39,7 @@ from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, to_float32
 from dpagent.learning.models.costs import features_mib
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork, Projection, RandomLayers, Scattering
+from dpagent.patient_reads import PatientReads
 from dpagent.storage import disk_errors, overwrite, take_room
 
 if TYPE_CHECKING:
@@ -319,6 +320,7 @@ class FeatureSet(Dataset):
         self._room = int(self._places.max(initial=-1)) + 1
         self._make_room(self._room * self._row_bytes)
         self._lost: NDArray[np.bool_] = np.zeros(self._room, np.bool_)
+        self._reads = PatientReads()
         with disk_errors(self._file):
             self._descriptor = os.open(self._file, os.O_RDWR | os.O_CLOEXEC)
         self._closing = weakref.finalize(self, os.close, self._descriptor)
@@ -404,7 +406,8 @@ class FeatureSet(Dataset):
     def _read_row(self, place: int, row: Floats) -> None:
         why: OSError | None = None
         try:
-            if os.preadv(self._descriptor, [row.data], place * self._row_bytes) == self._row_bytes:
+            got = self._reads.read(self._descriptor, row.data, place * self._row_bytes)
+            if got == self._row_bytes:
                 return
         except OSError as error:
             why = error

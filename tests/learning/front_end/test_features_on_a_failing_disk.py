@@ -55,6 +55,17 @@ def test_a_place_that_fails_costs_the_record_there_and_no_other(
     assert (rows == front_end(inputs)).all()
 
 
+def test_a_place_that_cannot_be_read_costs_none_that_the_system_reads_at_once_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = np.random.default_rng(0).random((COUNT, 4, 4, 1), np.float32)
+    data = ArrayDataset(inputs, np.arange(COUNT) % 3, 3)
+    features_of(data, tmp_path)
+    fails_at(monkeypatch, "features.f32", BAD * ROW_BYTES, "read", read_at_once=64 << 10)
+    rows, _ = features_of(data, tmp_path)
+    assert np.flatnonzero(np.isnan(rows).any(axis=(1, 2, 3))).tolist() == [BAD]
+
+
 @pytest.mark.parametrize("fault", ["write", "flush"])
 def test_a_place_of_the_index_that_fails_is_no_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault

@@ -133,11 +133,11 @@ class _PatientFile(io.RawIOBase):
         """As of any file; zeros for a block of the disk that cannot be read."""
         view = memoryview(target).cast("B")
         try:
-            got = os.preadv(self._raw.descriptor, [view], self._place)
+            got = self._raw.read_some(view, self._place)
         except OSError:
             view = view[: _BLOCK_BYTES - self._place % _BLOCK_BYTES]
             try:
-                got = os.preadv(self._raw.descriptor, [view], self._place)
+                got = self._raw.read_some(view, self._place)
             except OSError:
                 self._raw.note_unread()
                 got = max(0, min(len(view), os.fstat(self._raw.descriptor).st_size - self._place))
