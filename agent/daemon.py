@@ -29,6 +29,7 @@ from agent.opening import Opening
 from agent.pricing import Pricing
 from agent.profile import check_board, open_profile
 from agent.publisher import Publisher
+from agent.quiet_end import wait_to_end
 from agent.renewal import Renewal
 from agent.row_files import kept_in_memory
 from agent.sensors import Sensors
@@ -39,7 +40,7 @@ from agent.tokens import Tokens
 from agent.training_messages import MORE_NICENESS
 from agent.worker import Worker
 from dpagent.clock import Clock, SystemClock
-from dpagent.errors import StorageError
+from dpagent.errors import BrokerError, StorageError
 from dpagent.learning.data.settings import require_kind
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, AssetTerms, ModelChunk, Plan, Receipts
@@ -74,6 +75,7 @@ class Agent:
         clock: the program's; to be replaced in tests.
         sensors: the board's; likewise.
         opening: the process of its start, if that runs already.
+        age_s: for how long the program has run.
 
     Raises:
         ConfigurationError, DataError, ErrandError, LedgerError, StateInUseError, StorageError: The
@@ -87,9 +89,10 @@ class Agent:
         clock: Clock | None = None,
         sensors: Sensors | None = None,
         opening: Opening | None = None,
+        age_s: float = 0.0,
     ) -> None:
         self._clock, sensors = clock or SystemClock(), sensors or Sensors()
-        self._began_at = self._clock.monotonic()
+        self._began_at = self._clock.monotonic() - age_s
         loaded = open_profile(settings.profile)
         profile = loaded.profile
         check_board(profile)
@@ -215,6 +218,7 @@ class Agent:
         )  # fmt: skip
         log.info("limits of this device: %s", shown(self._settings.limits))
         manager = ServiceManager()
+        refused_at = None
         try:
             self._wait_to_connect(stop)
             # The session handles network errors; errors here are the disk's.
@@ -237,14 +241,20 @@ class Agent:
                     if self._rejected and self._clock.monotonic() >= self._counted_at + _COUNT_S:
                         self._count_traffic()
                     self._state.write_old_notes()
+        except BrokerError:
+            refused_at = self._clock.monotonic()
+            raise
         finally:
             manager.stopping()
+            ending = [each for each in (self._looks.process, *self._latest_model.processes) if each]
             try:
                 self._count_traffic()
             except StorageError as error:  # A stop succeeds on a full disk, too.
                 log.warning("the last counts of bytes are lost: %s", error, extra=PRIVATE)
             finally:
                 self.close()
+            if refused_at is not None:
+                wait_to_end(refused_at, ending, self._clock, stop)
 
     def close(self) -> None:
         """End training, close the database and let go of the directory."""

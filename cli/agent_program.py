@@ -78,8 +78,11 @@ def _run(config: Path | None, options: Sequence[str]) -> ExitCode:
     opening = Opening()  # It gets ready while this program loads the rest.
     try:
         from agent.daemon import Agent
+        from agent.quiet_end import program_age_s
 
-        agent = Agent(settings, opening=opening)  # It may decode records for a long time.
+        agent = Agent(
+            settings, opening=opening, age_s=program_age_s()
+        )  # It may decode records for a long time.
     finally:
         opening.end()
     agent.run(stop.serving())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from brokers import Broker
+from brokers import Broker, wait_until
 from daemons import agent_thread, calm_settings
 from fleets import agent_values, run_agent, write_agent
 from ledgers import open_state
@@ -36,6 +36,8 @@ def test_a_wrong_password_ends_the_agent_with_a_sentence(
         mqtt={"password_file": str(tmp_path / "password")},
     )  # fmt: skip
     with agent_thread(file) as agent:
+        # When it ends does not tell what it does: a whole number of periods after the refusal.
+        wait_until(lambda: agent.clock.advance(1.0) or not agent.is_running, "its end")
         error = agent.failure()
     assert isinstance(error, BrokerError)
     assert error.exit_code == ExitCode.BROKER
