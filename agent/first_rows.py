@@ -21,6 +21,7 @@ from agent.looks import Look
 from agent.records import Records
 from agent.row_files import CACHED_BYTES
 from agent.rows import RowStore
+from dpagent.errors import DataError
 from dpagent.learning.data.checking import count_non_finite
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.stored import require_readable
@@ -45,7 +46,12 @@ def open_records(settings: DataSettings, state_dir: Path) -> Records:
     require_address_space(settings)
     store = RowStore(state_dir, settings)
     if store.is_complete(repr(limits_of(settings))):
-        require_readable(settings.path)
+        try:
+            require_readable(settings.path)
+        except DataError as error:  # A file may have gone with its last record.
+            log.warning(
+                "data %s: %s What was decoded counts until a look finds it gone", settings.name, error
+            )
         store.drop_found()  # Of a look that was cut short.
     else:
         log.info("data %s: decoding the records, which takes a while this once", settings.name)

@@ -365,12 +365,28 @@ def test_what_a_look_found_before_a_restart_does_not_count(tmp_path: Path) -> No
     assert again.attempt(sizes) == COUNT + 1
 
 
-def test_an_agent_whose_data_are_not_there_does_not_start(tmp_path: Path) -> None:
+def test_an_agent_whose_data_are_gone_starts_again_as_with_one_record(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file may go with its last record. Before, whoever refused the board's connection saw it: the board
+    did not come back."""
     root, state = photos(tmp_path / "photos"), tmp_path / "state"
     opened(root, state)
+    declared = settings(root)
+    root.rename(tmp_path / "elsewhere")
+    again = open_records(declared, state)
+    assert again.attempt(sizes) == COUNT
+    assert "There is no file or directory" in caplog.text
+    look_again(again)
+    assert again.attempt(sizes) == 0
+
+
+def test_an_agent_whose_data_are_not_there_does_not_start_for_the_first_time(tmp_path: Path) -> None:
+    root = photos(tmp_path / "photos")
+    declared = settings(root)
     root.rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match="There is no file or directory"):
-        opened(root, state)
+        open_records(declared, tmp_path)
 
 
 def test_a_first_start_that_is_cut_short_is_finished_by_the_next(tmp_path: Path) -> None:
