@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from dpagent.errors import StorageError
 from dpagent.resident_memory import kept
 from dpagent.storage import disk_errors, open_private, overwrite, replace_durably, sync_directory, take_blocks
 
@@ -92,10 +94,31 @@ class RowFiles:
             if self._index_file.exists():
                 os.link(self._index_file, self._old_file)
             else:  # So that there are two from the first one on.
+                self._require_links(new)
                 with _of_size(self._old_file, new.stat().st_size):
                     pass
             replace_durably(self._index_file, new)
             replace_durably(self._spare_file, self._old_file)
+
+    def _require_links(self, file: Path) -> None:
+        """Refuse a file system without hard links, which the next index needs: where the first look had found
+        no record, the first one that came would be the one to fail.
+
+        Raises:
+            StorageError: it has none.
+            OSError: the disk fails.
+        """
+        self._link_file.unlink(missing_ok=True)  # Of a crash.
+        try:
+            os.link(file, self._link_file)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP):
+                raise
+            raise StorageError(
+                f"{file.parent}: the file system has no hard links ({error.strerror}), as FAT and exFAT have"
+                " none. Put state_dir on another (ext4, XFS, f2fs, btrfs)."
+            ) from error
+        self._link_file.unlink()
 
     def _recover(self) -> None:
         """Put right what a crash left while an index took another's place."""

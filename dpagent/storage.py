@@ -40,9 +40,10 @@ def disk_errors(path: Path) -> Iterator[None]:
             f"{path} is no text in UTF-8 ({error.reason}). Restore it from a backup."
         ) from error
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            more = "" if error.errno == errno.ENOSPC else " for this user, by its quota"
             raise StorageError(
-                f"{path}: the disk is full. Nothing was lost; free some space and try again."
+                f"{path}: the disk is full{more}. Nothing was lost; free some space and try again."
             ) from error
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise StorageError(

@@ -22,7 +22,7 @@ SIZE = 2 * BLOCK
 
 @pytest.fixture(autouse=True)
 def old_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are as old as they are: nobody waits for two seconds."""
+    """Files are as old as they are: nobody waits for four seconds."""
     monkeypatch.setattr(npz_file, "GRACE_S", 0.0)
 
 
@@ -114,7 +114,7 @@ def test_where_a_block_cannot_be_read_nothing_counts_that_is_being_written(
         with pytest.raises(DataError, match="being written"):
             board.look()
     assert labels(board.newest()) == list(range(3))
-    # One that was written to less than two seconds before it is looked at may be, too.
+    # One that was written to less than four seconds before it is looked at may be, too.
     monkeypatch.setattr(npz_file, "GRACE_S", 3_600.0)
     with pytest.raises(DataError, match="being written"):
         board.look()

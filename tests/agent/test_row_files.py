@@ -376,3 +376,19 @@ def test_all_rows_are_allocated_at_the_start_and_without_room_nothing_is(
     known = board.store.rows_file.stat()
     assert known.st_size == size <= known.st_blocks * 512
     assert known.st_mode & 0o777 == (board.state / "records.index").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("records", [0, 1])
+def test_a_file_system_without_hard_links_is_refused_whether_there_is_a_record_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: int
+) -> None:
+    """As FAT is. Before, an agent without records started there, and with one it did not."""
+
+    def no_links(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(*range(records)))
+    monkeypatch.setattr(os, "link", no_links)
+    with pytest.raises(StorageError, match="no hard links"):
+        board.look(at_once=True)

@@ -192,7 +192,7 @@ class NpzFile:
         cannot read.
 
         Where there are such, no checksum tells whether the others are of one file. So it has to be at rest:
-        not written to since two seconds before it was opened.
+        not written to since four seconds before it was opened.
 
         Args:
             member: the array.
@@ -221,7 +221,7 @@ class NpzFile:
             raise self._changed(member, "Bad CRC-32")
 
     def _is_at_rest(self) -> bool:
-        """Whether nobody has written to the file since two seconds before it was opened."""
+        """Whether nobody has written to the file since four seconds before it was opened."""
         was = Stamp.of(self._whole.known)
         is_old = abs(self._whole.opened_ns - was.touched) >= GRACE_S * 1e9
         return is_old and was == Stamp.of(os.fstat(self._whole.descriptor))

@@ -9,8 +9,9 @@ from typing import Final, NamedTuple
 
 from dpagent.learning.data.stored import reading
 
-GRACE_S: Final = 2.0
-"""Somebody may still be writing to a file that was written to within this."""
+GRACE_S: Final = 4.0
+"""Somebody may still be writing to a file that was written to within half of this. FAT cuts times down to two
+seconds: there, what was written to a moment ago looks as old as that."""
 
 
 class Stamp(NamedTuple):

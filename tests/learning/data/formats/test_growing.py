@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from pictures import aged, encoded, folder_of, noise, write
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.formats.images.dataset import ImageDataset
+from dpagent.learning.data.formats.images.files import Listing
 from dpagent.learning.data.opening import glance_declared, list_declared, open_declared
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.learning.data.stamp import Stamp
 from dpagent.learning.data.stored import AbsentError, ChangedError
 
 KEY = b"a key"
@@ -313,3 +316,15 @@ def test_tables_of_a_folder_have_their_lines_together(
     rest, cut = now.origin.left_out
     assert "3.csv: what follows line 1 is not read" in cut
     assert "4.csv: this and what follows (1 table) is not read" in rest
+
+
+def test_what_was_written_to_a_moment_ago_is_young_where_times_are_cut_down() -> None:
+    """FAT keeps times of two seconds: before, what was written to 0.1 s ago could look 2.1 s old, and so as
+    known, whatever was written to it in the same two seconds."""
+    now = time.time_ns()
+    cut_down = now - 2_100_000_000
+    assert Stamp(1, 1, cut_down, cut_down).is_young(now)
+    assert Listing(signs=[(1, cut_down)], listed_at_ns=now).is_young(0)
+    old = now - 4_100_000_000
+    assert not Stamp(1, 1, old, old).is_young(now)
+    assert not Listing(signs=[(1, old)], listed_at_ns=now).is_young(0)
