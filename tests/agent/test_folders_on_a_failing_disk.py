@@ -184,6 +184,35 @@ def test_a_table_that_cannot_be_read_at_its_beginning_stays_as_it_was(
     assert values_in(board.look()) == [1, 2, 3, 4]
 
 
+def test_a_link_to_what_nobody_can_read_keeps_no_record_that_its_owner_takes_away(tmp_path: Path) -> None:
+    """Any user can make one that the system answers with EIO."""
+    board = tables(tmp_path)
+    table(board, [1], "1.csv")
+    table(board, [2], "2.csv")
+    board.look(at_once=True)
+    (board.root / "0.csv").symlink_to("/proc/self/mem")
+    (board.root / "2.csv").unlink()
+    assert values_in(board.look()) == [1]
+
+
+def test_a_picture_whose_link_leads_to_nothing_the_disk_finds_keeps_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = filled(tmp_path)
+    (board.root / "0" / "odd.png").symlink_to(tmp_path / "dead")
+    (board.root / named(3)[0]).unlink()
+    real = Path.stat
+
+    def stat(path: Path, **named: Any) -> os.stat_result:
+        if path.name == "odd.png" and named.get("follow_symlinks", True):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", stat)
+        assert contents(board.look()) == expected(0, 6, 1)
+
+
 def test_files_of_records_that_are_not_found_stay_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

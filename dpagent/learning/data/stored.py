@@ -315,8 +315,15 @@ def require_readable(path: Path) -> None:
     raise AbsentError(f"There is no file or directory {path}. Check the path of the data.")
 
 
-def is_fault(error: BaseException) -> bool:
-    """Whether the disk, or the system, cannot tell what a file or folder holds; not what that is."""
+def is_fault(error: BaseException, path: str | Path | None = None) -> bool:
+    """Whether the disk, or the system, cannot tell what a file or folder holds; not what that is.
+
+    Args:
+        error: that came of it.
+        path: of what must be no link: somebody may make one to where nothing is ever had.
+    """
+    if path is not None and os.path.islink(path):  # noqa: PTH114 - of text
+        return False
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__

@@ -113,7 +113,7 @@ class CifarFormat(Format[CifarSettings]):
                 if not growing or file == source.path:
                     raise
                 problems.add(str(error))
-                is_all = is_all and not is_fault(error)
+                is_all = is_all and not is_fault(error, file)
                 continue
             parts.append(_whole_records(raw, layout))
             if rest := raw.size % layout.record_bytes:

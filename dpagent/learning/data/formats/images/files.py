@@ -349,7 +349,7 @@ class _Walk:
             if stat.S_ISLNK(known.st_mode):
                 known = Path(path).stat()
         except OSError as error:
-            if is_fault(error):
+            if is_fault(error, path):
                 found.note_unlisted(relative, label, error)
             else:
                 found.leave_out(relative, f"it cannot be read: {error.strerror or error}.")

@@ -100,7 +100,8 @@ def open_table(
             if not growing:
                 raise
             rejected.append(str(error))
-            is_all = is_all and not is_fault(error) and (raw is None or raw.was_read)
+            is_read = raw is None or raw.was_read or file.is_symlink()
+            is_all = is_all and is_read and not is_fault(error, file)
             continue
         indexes.append(index)
         if most is not None:
