@@ -46,6 +46,7 @@ from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.opening import glance_declared, list_declared, require_declared, section_of
 from dpagent.learning.data.stored import AbsentError, ChangedError
+from dpagent.shared_blocks import take_own_blocks
 from dpagent.storage import disk_errors
 from dpagent.wording import counted, named
 
@@ -77,6 +78,7 @@ def bring_up_to_date(order: LookOrder) -> None:
         ConfigurationError, DataError: the data cannot be opened, or there are more than declared.
         StorageError: there is no room for the rows, or they cannot be written.
     """
+    take_own_blocks(order.state_dir)  # A copy of the owner's may share them: later there may be no room.
     for left in reversed(range(_TRIES)):
         try:
             if _look(order) or not order.at_once:

@@ -10,10 +10,11 @@ and whoever refuses its connection makes it stop. So each has a second name, und
 the next start. A disk that has not so much keeps the agent from its first start.
 
 What it does not cover: a file system that writes each block anew elsewhere (btrfs, ZFS, an overlay over
-another), or that stores zeros in no room, keeps no such promise. Nor does XFS, as long as a copy of the
-directory shares its blocks (``cp`` makes one). On one without hard links (FAT), log and index need their room
-at each start. Nor does it cover a reader of the database that goes on for many rounds, which keeps the log
-from beginning anew, or over a stop, which keeps what stands in it.
+another), or that stores zeros in no room, keeps no such promise. Nor does XFS where a copy of the directory
+shares its blocks (``cp`` makes one), until the next look or start (:mod:`dpagent.shared_blocks`). On one
+without hard links (FAT), log and index need their room at each start. Nor does it cover a reader of the
+database that goes on for many rounds, which keeps the log from beginning anew, or over a stop, which keeps
+what stands in it.
 """
 
 from __future__ import annotations

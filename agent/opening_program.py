@@ -16,6 +16,7 @@ from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.declared import DType
 from dpagent.learning.data.opening import require_declared
 from dpagent.learning.front_end.features import keep_in_memory, reserve
+from dpagent.shared_blocks import take_own_blocks
 
 
 def opened(question: OpenQuestion) -> DataForm:
@@ -26,6 +27,7 @@ def opened(question: OpenQuestion) -> DataForm:
     """
     settings, state_dir = question.settings, question.state_dir
     require_declared(settings)
+    take_own_blocks(state_dir)
     dataset = open_records(settings, state_dir).dataset
     size = settings.features_mib << 20
     assert settings.max_records is not None  # or there were no records
