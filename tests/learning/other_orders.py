@@ -13,17 +13,22 @@ _FAR = 2**62
 
 
 def products(graph: bytes) -> list[str]:
-    """The names of the products of a graph, outside of its branches.
+    """The names of the products of a graph that have rows of several records.
 
-    Not of those that copy numbers, by a matrix of zeros and ones.
+    Not of those that copy numbers, by a matrix of zeros and ones, nor of those that add records up.
     """
     model = onnx.load_from_string(graph)
     constants = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
     return [
         node.name
         for node in model.graph.node
-        if node.op_type in _PRODUCTS and not _copies(constants.get(node.input[1]))
+        if is_of_rows(node) and not _copies(constants.get(node.input[1]))
     ]
+
+
+def is_of_rows(node: Any) -> bool:
+    """Whether an operator is a product, and none that adds records up."""
+    return node.op_type in _PRODUCTS and not node.output[0].endswith(".sum")
 
 
 def in_another_order(graph: bytes, name: str, records: int) -> bytes:

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from learning.engines import onnx_engine
-from learning.other_orders import in_another_order, products
+from learning.other_orders import in_another_order, is_of_rows, products
 from learning.small_models import SPECS, small
 from onnx import helper, load_from_string, shape_inference
 
@@ -151,7 +151,7 @@ def test_no_product_of_several_records_has_one_column(spec: ModelSpec, per_layer
         shapes |= {each.name: list(each.dims) for each in inferred.initializer}
         looked_at = 0
         for node in inferred.node:
-            matrix = shapes.get(node.input[1]) if node.op_type in ("Gemm", "MatMul", "FusedMatMul") else None
+            matrix = shapes.get(node.input[1]) if is_of_rows(node) else None
             if matrix is not None and len(matrix) == 2:
                 transposed = any(each.name == "transB" and each.i for each in node.attribute)
                 assert matrix[0 if transposed else 1] > 1, node.name

@@ -155,12 +155,21 @@ def test_only_known_graphs_are_run() -> None:
     OnnxEngine(SPECS[0], other := build_training_graph(SPECS[0]), trusted=[graph_digest(other)])
 
 
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_no_number_of_a_record_decides_which_operators_run(name: str, per_layer: bool) -> None:
+    """Before, a gradient that is not finite had another branch run: 32 records of digits took 731 µs in place
+    of 630."""
+    graph = onnx.load_from_string(build_training_graph(built_in(name), per_layer=per_layer)).graph
+    assert {node.op_type for node in graph.node}.isdisjoint({"If", "Loop", "Scan"})
+
+
 @pytest.mark.parametrize(
     ("graph", "message"),
     [
         (b"", "of 0 bytes for model 'digits' cannot be loaded"),
         (b"not a graph", "cannot be loaded"),
-        (build_training_graph(built_in("digits"))[:20_000], "cannot be loaded"),
+        (build_training_graph(built_in("digits"))[:-2_000], "cannot be loaded"),
         (build_training_graph(built_in("sensor-cnn")), "model 'digits': of its inputs, '0.conv1d.bias'"),
         (build_training_graph(SPECS[0]), "not one for model 'digits'"),
     ],

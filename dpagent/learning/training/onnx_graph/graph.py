@@ -36,7 +36,6 @@ class Graph:
 
     def __init__(self) -> None:
         self.scope = ""
-        self._prefix = ""
         self._operators: list[Any] = []
         self._constants: dict[bytes, Any] = {}
         self._results = 0
@@ -65,9 +64,7 @@ class Graph:
         array = np.ascontiguousarray(np.asarray(values, dtype)).reshape(np.shape(values))
         key = hashlib.sha256(repr((array.dtype.str, array.shape)).encode() + array.tobytes()).digest()
         if key not in self._constants:
-            self._constants[key] = numpy_helper.from_array(
-                array, f"{self._prefix}constant_{len(self._constants)}"
-            )
+            self._constants[key] = numpy_helper.from_array(array, f"constant_{len(self._constants)}")
         name: str = self._constants[key].name
         return name
 
@@ -120,31 +117,6 @@ class Graph:
     def gather(self, values: str, axis: int, places: NDArray[np.int64]) -> str:
         """``take(values, places, axis)``."""
         return self.add("Gather", values, self.constant(places, np.int32), axis=axis)
-
-    def choose(self, condition: str, first: Graph, second: Graph, results: Sequence[str]) -> None:
-        """Append ``results`` of the first graph where ``condition`` holds, else of the second.
-
-        Both give values named like them with their scope in front, and may use all values that are here.
-        """
-        bodies = []
-        for branch in (first, second):
-            given = [helper.make_tensor_value_info(branch.local(name), FLOAT, None) for name in results]
-            constants = list(branch._constants.values())
-            bodies.append(
-                helper.make_graph(branch._operators, branch.scope, [], given, initializer=constants)
-            )
-        self.add_several("If", [condition], results, then_branch=bodies[0], else_branch=bodies[1])
-
-    def local(self, name: str) -> str:
-        """The name that ``name`` of :meth:`choose` has in this graph."""
-        return self._prefix + name
-
-    def branch(self, scope: str) -> Graph:
-        """An empty graph for :meth:`choose`, whose names do not meet those that are here."""
-        inner = Graph()
-        inner.scope = scope
-        inner._prefix = f"{scope}/"
-        return inner
 
     def model(self, name: str, ends: Signature) -> bytes:
         """The whole as a checked ONNX file: the same calls give the same bytes."""
