@@ -111,6 +111,24 @@ def test_a_round_that_is_charged_for_one_data_set_is_over_for_others(
             assert device.charged() == [1]
 
 
+def test_a_round_that_is_charged_for_one_data_set_and_not_spooled_is_not_run_on_others(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    with open_device(tmp_path) as device:
+        device.take_plan(CHEAP)
+        device.give()
+        while not device.charged():
+            device.clock.advance(devices.PERIOD_S)
+            device.cycle.advance()
+        assert not device.pending()
+    request.getfixturevalue("renamed")
+    with open_device(tmp_path) as device:  # after a power cut
+        assert phase_of(device, CHEAP) is Phase.SETTLED
+        device.give()
+        device.advance()
+        assert not device.pending()
+
+
 def test_what_was_spooled_for_one_data_set_leaves_under_no_other(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

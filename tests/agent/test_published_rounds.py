@@ -166,6 +166,24 @@ def test_what_nothing_shows_any_more_may_have_been_them(path: Path, state: Agent
     state.close()
 
 
+def test_a_second_head_that_knows_of_them_is_enough_where_all_is_written_off(
+    path: Path, state: AgentState
+) -> None:
+    """The owner has switched them off since, and gives up the rest though the second head is the newest."""
+    state.close()
+    older = Path(shutil.copytree(path, path.with_name("older")))
+    state = opened(path)
+    take_part(state, published_plan())
+    state.close()
+    shutil.rmtree(path)
+    shutil.copytree(older, path)
+    go_on_after_restore(
+        files_of(path), BUDGETS, write_off_all=True, allows_unproven=False, at=datetime.now(UTC)
+    )
+    for account in BUDGETS:
+        assert audit(path).accounts.is_exposed(account)
+
+
 def test_the_books_say_that_nothing_is_guaranteed(path: Path, state: AgentState) -> None:
     take_part(state, published_plan())
     state.close()

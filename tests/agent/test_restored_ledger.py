@@ -166,10 +166,11 @@ def test_without_the_second_head_nothing_is_done_unless_the_owner_gives_up_the_r
 def test_the_rest_is_that_of_the_largest_budget_anything_knows(path: Path) -> None:
     """It may have been raised and spent since the copy was made; the configuration tells of it."""
     open_state(path).close()
-    raised = Budget(80.0, BUDGET.delta)
+    raised = Budget(80.0, 2 * BUDGET.delta)
     files_of(path).second_head.unlink()
     restore(path, write_off_all=True, budget=raised)
-    assert reserved(path).epsilon >= 80.0
+    assert reserved(path).epsilon >= raised.epsilon
+    assert reserved(path).delta >= raised.delta
     raise_budget(files_of(path), {DATASET: raised})
     state = AgentState(files_of(path), {DATASET: raised}, check=replay)
     with pytest.raises(Declined):
