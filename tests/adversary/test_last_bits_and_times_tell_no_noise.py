@@ -2,7 +2,8 @@
 
 Claim: the released numbers are integers, each of which every candidate reaches, and a draw takes a time that
     does not depend on what is drawn: neither bits nor times tell more than the values do.
-Parameters: sensitivity 1/32, ε = 1 and 20, 400 releases; discrete Laplace of scale 50, 1,500 draws.
+Parameters: sensitivity 1/32, ε = 1 and 20, 400 releases; discrete Laplace and Gaussian noise of scale 50,
+    1,500 draws.
 
 Power: the same programs name the true candidate for nearly every release of numpy's polar method and of the
     Box-Muller transform, for a tenth or more of those of numpy's Ziggurat, and by its time for nine in ten of
@@ -18,6 +19,7 @@ import pytest
 
 from benchmarks.floating_point import BoxMuller, Integers, Noise, Polar, Ziggurat, attack
 from benchmarks.sampling_time import looping_laplace, timed_attack
+from dpagent.privacy.noise.discrete_gaussian import DiscreteGaussianSampler
 from dpagent.privacy.noise.discrete_laplace import DiscreteLaplaceSampler
 
 RELEASES = 400
@@ -39,8 +41,10 @@ def test_integers_are_not(epsilon: float) -> None:
     assert outcome.success == 0.5
 
 
-def test_a_draw_takes_a_time_that_does_not_depend_on_what_is_drawn() -> None:
-    sampler = DiscreteLaplaceSampler(50.0)
+@pytest.mark.parametrize("sampler", [DiscreteLaplaceSampler(50.0), DiscreteGaussianSampler(50.0)])
+def test_a_draw_takes_a_time_that_does_not_depend_on_what_is_drawn(
+    sampler: DiscreteLaplaceSampler | DiscreteGaussianSampler,
+) -> None:
     assert abs(timed_attack(lambda: int(sampler.sample(1)[0]), 50, releases=750).correlation) < 0.2
     looping = timed_attack(looping_laplace(50), 50, releases=750)
     assert looping.correlation > 0.3

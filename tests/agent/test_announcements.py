@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from devices import SLOT_S, Device, open_device
 from fleets import make_plan
 
+from agent.announcements import Phase
+from agent.training_messages import Order, Prepared
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import Plan
 
@@ -152,3 +155,29 @@ def test_what_is_spooled_leaves_for_no_other_plan_of_its_round(tmp_path: Path, t
             device.clock.advance(8 * SLOT_S)
             device.cycle._publisher.publish_due()
             assert bool(line.sent) is leaves
+
+
+@pytest.mark.parametrize("later_s", [0.0, 1.0])
+@pytest.mark.parametrize("takes_part", [True, False])
+def test_what_is_announced_while_a_round_trains_has_it_trained_no_second_time(
+    tmp_path: Path, takes_part: bool, later_s: float
+) -> None:
+    limits = {"dummy_traffic": True, "maximum_sampling_rate": 1.0 if takes_part else 0.01}
+    plan = make_plan()
+    with open_device(tmp_path, limits=limits) as device:
+        prepare, prepared = device.worker.prepare, list[Order]()
+
+        def counting(order: Order) -> Future[Prepared]:
+            prepared.append(order)
+            return prepare(order)
+
+        device.worker.prepare = counting  # type: ignore[method-assign]
+        device.take_plan(plan)
+        device.give()
+        while (announced := device.announcements.current) is None or announced.phase is not Phase.TRAIN:
+            device.clock.advance(max(device.cycle.due_in_s(), 1e-6))
+            device.cycle.advance()
+        device.take_plan(plan.with_values({"deadline": plan.deadline + later_s}))
+        device.advance()
+        assert len(prepared) == 1
+        assert device.pending()

@@ -10,7 +10,7 @@ import pytest
 from fleets import DIGITS, make_task, records, terms
 from numpy.typing import NDArray
 
-from agent.noisy_sums import _capped, noisy_gradients
+from agent.noisy_sums import _capped, noisy_gradients, noisy_step
 from dpagent.errors import PlanError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
@@ -112,6 +112,16 @@ def test_local_steps_follow_the_noisy_gradients() -> None:
     way = followed - stayed
     assert expected_std(task) / np.linalg.norm(way) < 0.07
     assert abs((update - stayed) @ way / (way @ way) - 1) < 0.5
+
+
+@pytest.mark.parametrize("noise", [0.05, 40.0])
+def test_local_weights_move_by_the_noisy_sum_and_by_nothing_else(noise: float) -> None:
+    """Else the sums of later steps would tell what the noise of this one hides."""
+    release = task_for(noise, local_steps=2, local_learning_rate=2.0).release
+    local = WEIGHTS.copy()
+    noisy = noisy_step(release, local, np.full(release.dimension, 0.01))
+    moved = 2.0 / release.sampling.expected_lot * noisy * release.mechanism.granularity
+    np.testing.assert_allclose(local, WEIGHTS - moved, rtol=0, atol=1e-6 * np.abs(moved).max() + 1e-6)
 
 
 def test_a_lot_of_nobody_is_noise_all_the_same() -> None:

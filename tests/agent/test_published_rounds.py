@@ -241,6 +241,18 @@ def test_a_ledger_that_says_otherwise_is_found(path: Path, state: AgentState) ->
 
 
 @pytest.mark.parametrize(
+    ("method", "mechanism"),
+    [("incrementing", "discrete-laplace"), ("dp-sgd", "discrete-gaussian"), ("dp-sgd", "published-laplace")],
+)
+def test_algorithm_1_goes_with_no_mechanism_that_has_a_price(method: str, mechanism: str) -> None:
+    """Else a device that allows no unproven round would run it, and charge what its noise would have cost."""
+    values = published_plan().as_dict() | {"method": method}
+    values["release"]["mechanism"]["name"] = mechanism
+    with pytest.raises(PlanError, match=r"cap published and mechanism .* do not go together"):
+        RoundTask.of(Plan.checked(values))
+
+
+@pytest.mark.parametrize(
     "changes", [{"release": {"sampling": {"local_steps": 2}}}, {"release": {"cap": {"step": 999.0}}}]
 )
 def test_a_plan_beyond_the_paper_is_refused(changes: dict[str, dict[str, dict[str, float]]]) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from clocks import MovableClock
 from fleets import DIGITS, fleet_values, update_plan
 
+from coordinator.aggregation import Step
+from coordinator.cycle import Cycle
 from coordinator.daemon import Coordinator
+from coordinator.measurements import NO_TRAFFIC
 from coordinator.model_state import ModelState
 from coordinator.planning import Planner, new_job
 from coordinator.queued_job import JobState
@@ -278,6 +284,32 @@ def test_nothing_is_said_of_a_step_that_failed_before_the_job_is_over(
     with coordinator._failing_alone(running):
         raise ParameterError("3 of the weights are not finite; expected none.")
     assert (len(kept), len(caplog.records)) == (1, 1)
+
+
+def test_nothing_of_a_step_is_said_before_it_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    """A clip norm at its bound tells of the noise, too."""
+
+    class Cut(BaseException):
+        pass
+
+    def cut(*values: object, **more: object) -> None:
+        raise Cut
+
+    settings: Any = SimpleNamespace(
+        privacy=SimpleNamespace(clipping=SimpleNamespace(kind="quantile"), clip_norms=(0.125, 8.0))
+    )
+    stepper = object.__new__(Stepper)
+    stepper._settings = settings
+    cycle: Any = object.__new__(Cycle)
+    cycle._settings, cycle._stepper = settings, stepper
+    cycle._planner = SimpleNamespace(epsilon_after=lambda release: 1.0)
+    cycle._traffic = lambda: NO_TRAFFIC
+    before = ModelState(np.zeros(DIMENSION, np.float32), np.zeros((1, DIMENSION)), 1.0, ())
+    cycle._model, after = before, replace(before, clip_norm=0.125)
+    cycle._store, cycle._clock = SimpleNamespace(close_round=cut), MovableClock()
+    with caplog.at_level(logging.DEBUG), pytest.raises(Cut):
+        cycle._keep(release_of("central-gaussian"), Step(after), None)
+    assert caplog.records == []
 
 
 @pytest.mark.filterwarnings("error")
