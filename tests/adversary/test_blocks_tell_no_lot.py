@@ -2,8 +2,9 @@
 
 Claim: how often a round calls the engine, how many blocks the engine computes in each call, and what it does
     between calls, is the same for every lot, and is what the trial before the charge ran.
-Parameters: a board that may have 20 records and has 0, 1, 19 or 20, all in the lot; blocks of 20 or more. A
-    round of two-point reports with a batch of one record on a board with and without records.
+Parameters: a board that may have 20 records and has 0, 1, 19 or 20, all in the lot, or has 20 and none in it;
+    blocks of 20 or more. A round of two-point reports with a batch of one record on a board with and without
+    records.
 
 Before, the records of a lot were computed, and then as many made-up ones as it lacked. An engine computes
 records in blocks, a half empty one in the time of a full one: so lots of 20 and of none took one block, and
@@ -75,9 +76,11 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return done
 
 
-@pytest.mark.parametrize("records", [0, 1, 19, 20])
-def test_every_lot_takes_the_blocks_of_the_largest(tmp_path: Path, work: Counter[str], records: int) -> None:
-    trainer, task = board(tmp_path, records), make_task(**terms(rate=1.0, local_steps=3))
+@pytest.mark.parametrize(("records", "rate"), [(0, 1.0), (1, 1.0), (19, 1.0), (20, 1.0), (20, 1e-9)])
+def test_every_lot_takes_the_blocks_of_the_largest(
+    tmp_path: Path, work: Counter[str], records: int, rate: float
+) -> None:
+    trainer, task = board(tmp_path, records), make_task(**terms(rate=rate, local_steps=3))
     prepared = trainer.prepare(task, {}, WEIGHTS)
     work.clear()
     assert trainer.noisy_update(prepared).failure is None

@@ -17,6 +17,7 @@ Outcome: as many reads. Where the data may not fit in memory, each record counts
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,12 @@ def test_a_round_reads_as_often_whatever_the_lot_is(
     )
     task, weights = small(changes), np.zeros(6, np.float32)
     assert trainer.noisy_update(trainer.prepare(task, {}, weights)).failure is None  # computes the features
-    read = {"made up": 0, "real": 0}
-    of_records, of_features = RawFile.read_into, FeatureSet._read
+    read, checked = {"made up": 0, "real": 0}, list[int]()
+    of_records, of_features, of_rows = RawFile.read_into, FeatureSet._read, zlib.crc32
+
+    def checksum(row: memoryview) -> int:
+        checked.append(of_rows(row))
+        return checked[-1]
 
     def read_into(self: RawFile, target: NDArray[np.uint8], place: int) -> None:
         read["made up" if self.path.name == "made up" else "real"] += 1
@@ -73,12 +78,15 @@ def test_a_round_reads_as_often_whatever_the_lot_is(
 
     monkeypatch.setattr(RawFile, "read_into", read_into)
     monkeypatch.setattr(FeatureSet, "_read", read_features)
+    monkeypatch.setattr(zlib, "crc32", checksum)
     work = trainer.prepare(task, {}, weights)
     assert read["real"] == 0
     assert read["made up"] >= MOST, "the trial"
     read["made up"] = 0
+    checked.clear()
     assert trainer.noisy_update(work).failure is None
     assert read == {"made up": STEPS * (MOST - records), "real": STEPS * records}
+    assert len(checked) == sum(read.values()) or changes, "features have no checksum"
 
 
 def test_data_that_may_not_fit_in_memory_count_with_a_read_of_the_disk_for_each_record(

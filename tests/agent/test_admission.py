@@ -10,7 +10,7 @@ from typing import Any
 import cbor2
 import numpy as np
 import pytest
-from fleets import make_plan, make_task, records, terms, update_plan
+from fleets import DIGITS, make_plan, make_task, model_section, records, terms, update_plan
 from ledgers import DATASET, LIMITS, charge_and_spool, charge_for, open_state
 from planted import plant
 
@@ -173,7 +173,7 @@ def test_a_job_is_priced_whole_before_its_first_round(states: Any) -> None:
 
 
 def test_a_job_that_does_not_fit_as_a_whole_is_declined_at_its_first_round(states: Any) -> None:
-    budget = WHOLE * 0.999
+    budget = WHOLE * (1 - 1e-7)
     assert price_of(NOISE[0]) < budget
     assert f"the lifetime budget for 'digits' is {plain_bound(budget)}" in declined(
         states(budget), make_plan()
@@ -245,7 +245,7 @@ def test_deltas_of_jobs_add_up_too(states: Any) -> None:
     assert "bring δ to 2e-5" in declined(state, make_plan(job=b"k" * 16))
     small = make_plan(job=b"k" * 16, delta=4e-6)
     assert accepted(state, small).cumulative_delta == pytest.approx(1.4e-5)
-    assert "bring δ" in declined(states(50.0, 0.9e-5, "fresh"), make_plan(), dataset="fresh")
+    assert "bring δ" in declined(states(50.0, 1e-5 * (1 - 1e-7), "fresh"), make_plan(), dataset="fresh")
 
 
 def test_another_datasets_charges_do_not_count(states: Any) -> None:
@@ -342,6 +342,8 @@ def test_what_differs_from_round_to_round_is_not_pinned() -> None:
     )
     assert later.schedule_digest == digest
     assert make_task(**terms(expected_lot=11.0)).schedule_digest != digest
+    smaller = from_description({**DIGITS.describe(), "layers": [{"dense": 10}]})
+    assert make_task(model=model_section(smaller)).schedule_digest != digest
 
 
 def test_noise_on_too_coarse_a_grid_is_declined(states: Any) -> None:
