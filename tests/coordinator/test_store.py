@@ -316,8 +316,9 @@ def test_totals_are_values_of_their_own(store: Store) -> None:
     assert sums_of(store)[0][1] == list(range(BLOCK))
 
 
+@pytest.mark.parametrize("is_given_up", [False, True])
 @pytest.mark.parametrize("erases", [True, False])
-def test_a_closed_round_leaves_no_byte_of_its_values(tmp_path: Path, erases: bool) -> None:
+def test_a_closed_round_leaves_no_byte_of_its_values(tmp_path: Path, erases: bool, is_given_up: bool) -> None:
     """Where no noise hides them; otherwise they may stay in free pages, which this test would see."""
     store = open_store(tmp_path)
     if erases:
@@ -326,7 +327,10 @@ def test_a_closed_round_leaves_no_byte_of_its_values(tmp_path: Path, erases: boo
     store.start_round(1, 0.0, 1.0)
     marks = [fragment(number, position=number % 5) for number in range(400)]
     count(store, marks)
-    store.close_round(1, MODEL, RoundResult(None, 0, 1.0, 1.0, 0.5), closed_at=1.0)
+    if is_given_up:
+        store.give_up_round(1, noise_multiplier=1.0, epsilon=0.5, least=0, given_up_at=1.0)
+    else:
+        store.close_round(1, MODEL, RoundResult(None, 0, 1.0, 1.0, 0.5), closed_at=1.0)
     found = found_on_disk(tmp_path, marks)
     store.database.close()
     assert bool(found) == (not erases)
