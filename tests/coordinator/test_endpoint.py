@@ -79,6 +79,9 @@ def test_a_code_lets_one_key_in_however_often_it_asks(fleet: EnrolmentFleet) -> 
     assert first.identity.device_id == again.identity.device_id
     with pytest.raises(UsageError, match="has been used"):
         enrol(invitation, new_key())
+    assert fleet.run("devices", "revoke", first.identity.device_id).returncode == 0
+    with pytest.raises(UsageError, match="is no member any more"):
+        enrol(invitation, key)
 
 
 def test_boards_that_race_for_a_code_are_one_member(fleet: EnrolmentFleet) -> None:
