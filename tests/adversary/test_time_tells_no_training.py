@@ -259,6 +259,7 @@ def test_a_slot_too_short_to_hide_anything_is_declined(device: Device) -> None:
         ({"jitter_window_s": 0.0}, "minimum_jitter_window_s"),
         ({"wire": {"block": 20_000}}, "minimum_fragments"),
         ({"wire": {"block": 1}}, "maximum_fragments"),
+        ({"wire": {"block": 10, "bytes": 50_000}}, "maximum_update_mib"),
         ({"sampling": {"rate": 0.9}}, "maximum_sampling_rate"),
         ({"delta": 1e-4}, "maximum_job_delta"),
         ({"mechanism": {"noise_multipliers": [1.0] * 3}}, "maximum_job_epsilon"),

@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import json
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from dpagent.learning.data.derived import Unfailing
 from dpagent.learning.front_end.features import reserve
 from dpagent.learning.models.description import from_description
 from dpagent.learning.training import engine_choice
+from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES
 from dpagent.learning.training.engine_choice import UnsuitableEngineError
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.onnx_graph.build import build_training_graph
@@ -326,7 +328,11 @@ def test_without_the_declared_room_for_features_the_agent_does_not_start(
 def test_a_lot_that_could_be_too_large_is_declined_however_few_records_there_are(tmp_path: Path) -> None:
     data = {"name": "digits", "path": "data.npz", "max_records": 600_000}
     board = trainer(tmp_path, engine="numpy", data=data)
-    board.prepare(TASK_AT_HALF, {}, WEIGHTS)
+    engine = board.prepare(TASK_AT_HALF, {}, WEIGHTS).engine
+    assert engine is not None
+    most = math.isqrt(MAX_LOT_MICROBATCHES * engine.microbatch) - engine.microbatch
+    with pytest.raises(Declined, match=r"this board adds up at most"):  # By chance: as many are expected.
+        board.prepare(make_task(**terms(rate=most / 600_000)), {}, WEIGHTS)
     with pytest.raises(Declined, match=r"a lot of 600,000 records \(data.max_records\) can have 600,000"):
         board.prepare(TASK, {}, WEIGHTS)
 

@@ -104,6 +104,21 @@ def rounds(tmp_path: Path, clock: MovableClock) -> Iterator[Rounds]:
     rounds.coordinator.close()
 
 
+@pytest.mark.parametrize(
+    ("changes", "erases"),
+    [({}, False), ({"privacy": {"method": "central", "clip_norm": 0.5}, "cap": {"kind": "none"}}, True)],
+    ids=["sums", "updates"],
+)
+def test_what_is_deleted_is_erased_where_no_noise_hides_it(
+    tmp_path: Path, clock: MovableClock, changes: dict[str, Any], erases: bool
+) -> None:
+    rounds = Rounds(tmp_path, clock, **changes)
+    database = rounds.store.database
+    assert isinstance(database, SqliteDatabase)
+    assert database._erases is erases
+    rounds.coordinator.close()
+
+
 # --- what is to become of a round ---------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
 import ssl
@@ -30,7 +31,7 @@ from coordinator.devices import DeviceState
 from coordinator.endpoint import MOST_CONNECTIONS
 from coordinator.enrolment import MOST_RENEWALS
 from dpagent.errors import BrokerError, ConfigurationError, UsageError
-from dpagent.protocol.enrolment import ENROL_PATH, Invitation, base64_of, new_secret
+from dpagent.protocol.enrolment import ENROL_PATH, RENEW_PATH, Invitation, base64_of, new_secret
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +193,19 @@ def test_a_member_renews_for_its_key_and_not_without_end(fleet: EnrolmentFleet, 
         renewed(fleet, identity, tmp_path)
 
 
+def test_a_certificate_is_renewed_for_no_other_key(fleet: EnrolmentFleet, tmp_path: Path) -> None:
+    identity = entered(fleet).identity
+    files = written(tmp_path, "device", identity.certificate, identity.private_key)
+    context = ssl.create_default_context(cafile=str(fleet.members / "ca.crt"))
+    context.load_cert_chain(*files)
+    for key, status in ((new_key(), 403), (identity.private_key, 200)):
+        body = json.dumps({"request": base64_of(signing_request(key))}).encode()
+        connection = http.client.HTTPSConnection("127.0.0.1", fleet.port, context=context, timeout=20)
+        with contextlib.closing(connection):
+            connection.request("POST", RENEW_PATH, body)
+            assert connection.getresponse().status == status
+
+
 def test_nobody_else_renews(fleet: EnrolmentFleet, tmp_path: Path) -> None:
     """Revoked, expired, foreign, of a program of the operator's, unknown, and none at all."""
     authority = load_authorities(fleet.members, now=datetime.now(UTC)).issuing
@@ -344,12 +358,25 @@ def test_who_is_slow_or_silent_is_cut_and_keeps_nobody_out(fleet: EnrolmentFleet
     entered(fleet)
 
 
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other end has closed it."""
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 def test_a_flood_of_connections_is_bounded(fleet: EnrolmentFleet) -> None:
     held = []
     try:
         for _ in range(MOST_CONNECTIONS * 2):
             held.append(socket.create_connection(("127.0.0.1", fleet.port), 20))
         assert fleet.endpoint is not None
+        # So many are closed when all have been taken, with whatever bound.
+        wait_until(lambda: sum(map(is_closed, held)) >= MOST_CONNECTIONS, "the endpoint to take all")
         threads = Path(f"/proc/{fleet.endpoint.process.pid}/status").read_text()
         count = int(threads.split("Threads:")[1].split()[0])
         assert count <= MOST_CONNECTIONS // 2 + 4
