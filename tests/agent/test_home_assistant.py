@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from brokers import Broker, BrokerFactory, wait_until
 from commands import dpagent
 from fleets import write_agent
 
+from agent import home_assistant
 from agent.disclosed import Disclosed, DisclosedAccount
 from agent.home_assistant import HomeAssistant, board_id, entities_of, next_due
 from agent.overview import overview_of
@@ -130,6 +132,60 @@ def test_how_long_the_board_took_to_be_looked_at_moves_no_message() -> None:
     }
     assert set(map(tuple, times.values())) == {(67.0, 127.0, 187.0)}
     assert next_due(7.0, 60.0, 7.0 + 61.0) == 127.0
+
+
+class _Line:
+    """A connection that is there at once, on a clock of its own: each wait takes a little too long."""
+
+    connected = True
+
+    def __init__(self) -> None:
+        self.now, self._events = 1_000.0, [Connected()]
+
+    def __enter__(self) -> _Line:
+        return self
+
+    def __exit__(self, *of_an_error: object) -> None:
+        pass
+
+    def next_event(self, seconds: float) -> Connected | None:
+        self.now += seconds + 0.1
+        return self._events.pop() if self._events else None
+
+
+def teller_on(line: _Line, settings: AgentSettings, monkeypatch: pytest.MonkeyPatch) -> Any:
+    teller = HomeAssistant(settings, lambda: overview_of(settings, Sensors()))
+    monkeypatch.setattr(home_assistant, "time", SimpleNamespace(monotonic=lambda: line.now))
+    monkeypatch.setattr(teller, "_session", line)
+    return teller
+
+
+def test_messages_go_out_at_fixed_intervals(
+    tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, line, stop, times = settings_of(board_file(tmp_path, broker)), _Line(), threading.Event(), []
+    teller = teller_on(line, settings, monkeypatch)
+
+    def publish(told: object) -> None:
+        times.append(line.now)
+        line.now += 0.7
+        if len(times) == 4:
+            stop.set()
+
+    monkeypatch.setattr(teller, "_told", dict)
+    monkeypatch.setattr(teller, "_publish", publish)
+    teller.run(stop)
+    assert [each - times[0] for each in times] == pytest.approx([0.0, 5.0, 10.0, 15.0], abs=0.15)
+
+
+def test_a_name_that_leads_to_the_fleets_broker_by_now_ends_the_program(
+    tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teller = teller_on(_Line(), settings_of(board_file(tmp_path, broker)), monkeypatch)
+    monkeypatch.setattr(home_assistant, "are_one", lambda own, fleet: True)
+    monkeypatch.setattr(teller, "_publish", lambda told: pytest.fail("the fleet's broker is told"))
+    with pytest.raises(ConfigurationError, match="the broker of the fleet"):
+        teller.run(threading.Event())
 
 
 def test_a_board_is_looked_at_before_it_is_told_of(tmp_path: Path, broker: Broker) -> None:

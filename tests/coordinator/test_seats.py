@@ -56,6 +56,20 @@ def rows(store: Store) -> list[int]:
     return counts
 
 
+def test_who_chooses_ids_chooses_no_seats(tmp_path: Path) -> None:
+    """The same ids hold other seats at another coordinator, which has another secret."""
+    ids = [bytes(15) + bytes([number]) for number in range(2 * SEATS)]
+    found = set()
+    for number in range(8):
+        (directory := tmp_path / str(number)).mkdir()
+        store = open_store(directory)
+        chosen = [fragment(1 << place)._replace(id=each) for place, each in enumerate(ids)]
+        store.count(chosen, 1, seats=SEATS)
+        found.add(held(store))
+        store.database.close()
+    assert len(found) > 1
+
+
 def test_no_block_holds_more_than_its_seats_and_each_refusal_is_counted(
     store: Store, place: StorePlace
 ) -> None:

@@ -97,6 +97,22 @@ def test_exponents_are_the_primes_from_65537_on() -> None:
     assert found == expected
 
 
+def test_the_private_operation_takes_the_same_time_whatever_it_is_given(
+    key: PrivateKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both exponentiations with a secret exponent are those of GMP that do."""
+    blinded, moduli, power = blind(key.public(0), bytes(40)), list[int](), gmpy2.powmod_sec
+
+    def secret(base: Any, exponent: Any, modulus: Any) -> Any:
+        moduli.append(int(modulus))
+        return power(base, exponent, modulus)
+
+    monkeypatch.setattr(gmpy2, "powmod_sec", secret)
+    blind_signing.forget_keys()
+    key.blind_sign(0, blinded.message)
+    assert moduli == [key.p, key.q]
+
+
 def test_a_fault_in_the_private_operation_does_not_leave(
     key: PrivateKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
