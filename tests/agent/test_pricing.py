@@ -9,12 +9,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from brokers import PATIENCE_S, wait_until
-from devices import WEIGHTS, Device
+from devices import PERIOD_S, WEIGHTS, Device, open_device
 from fleets import make_plan, terms
 from ledgers import AT, DATA, DATASET, LIMITS, charge_and_spool, charge_for, fragments
 
@@ -28,6 +29,7 @@ from agent.opening_program import form_of
 from agent.priced_charges import charge_of
 from agent.pricing import Pricing, Verdict, replay_apart
 from agent.pricing_messages import JobPrice, PriceQuestion
+from agent.spooling import RETRY_S
 from agent.state import AgentState
 from agent.underway import Deciding
 from dpagent.errors import DpagentError, LedgerError, PlanError
@@ -186,6 +188,39 @@ def test_a_process_that_cannot_be_started_declines_the_round(
     ((_, reason, _),) = device.declined()
     assert "agent.pricing_program cannot be started" in reason
     assert (device.charged(), device.pending()) == ([], {})
+
+
+def test_a_charged_round_waits_until_it_is_known_that_it_keeps_to_the_limits(tmp_path: Path) -> None:
+    with open_device(tmp_path) as device:
+        device.take_plan(make_plan())
+        device.give()
+        while not device.charged():
+            device.clock.advance(PERIOD_S)
+            device.cycle.advance()
+    with open_device(tmp_path) as device:  # after a power cut
+        prices, questions = device.cycle._questions._prices, device.cycle._questions
+        asked = []
+
+        def fails(question: PriceQuestion) -> Future[Verdict]:
+            asked.append(question)
+            answer = Future[Verdict]()
+            answer.set_result(Verdict((), ErrandError("the process ended")))
+            return answer
+
+        failing: Any = SimpleNamespace(ask=fails, tend=prices.tend, end=prices.end)
+        questions._prices = failing
+        device.take_plan(make_plan())
+        device.give()
+        for _ in range(4):
+            device.clock.advance(RETRY_S)
+            device.cycle.advance()
+        assert len(asked) > 1
+        assert not device.pending()
+        questions._prices = prices
+        device.clock.advance(RETRY_S)
+        device.advance()
+        assert device.pending()
+        assert device.charged() == [1]
 
 
 @pytest.mark.usefixtures("none_starts")

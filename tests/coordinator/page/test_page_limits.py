@@ -49,6 +49,16 @@ def test_a_name_that_is_not_its_own_is_refused(page: PageServer) -> None:
     assert page.get("/api/state", Host=f"localhost:{page.port}").status == 200
 
 
+def test_a_request_that_says_twice_who_asks_is_refused(page: PageServer) -> None:
+    """One of the two may be a browser's, and the other its proxy's."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", page.port, timeout=20)) as connection:
+        connection.putrequest("GET", "/api/state")
+        for token in ("one", "other"):
+            connection.putheader("Authorization", f"Bearer {token}")
+        connection.endheaders()
+        assert connection.getresponse().status == 400
+
+
 def test_a_key_that_no_answer_can_hold_is_refused(page: PageServer) -> None:
     answer = page.order("/api/jobs", {"name": "x", "text": "y", "\ud800": 1})
     assert (answer.status, r"\\ud800: expected no key of that name" in answer.body.decode()) == (400, True)
