@@ -9,6 +9,8 @@ import pytest
 from devices import SLOT_S, Device, open_device
 from fleets import make_plan
 
+from agent.announcements import Phase
+from agent.rounds import RoundState
 from dpagent.protocol.codec import decode
 from dpagent.protocol.messages import Fragment, Receipts
 from dpagent.protocol.task import RoundTask
@@ -62,6 +64,24 @@ def test_rounds_that_are_replaced_before_anything_leaves_are_no_way_round_it(dev
             device.cycle.advance()
     device.advance()
     assert device.charged() == [1]
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.01], ids=["takes part", "sits out"])
+def test_a_round_that_is_replaced_while_it_trains_has_the_next_one_wait(tmp_path: Path, rate: float) -> None:
+    """Also where it is sat out: who does would else be known by who goes on."""
+    with open_device(tmp_path, limits={"dummy_traffic": True, "maximum_sampling_rate": rate}) as device:
+        device.take_plan(plan(1), confirmed=False)
+        device.give()
+        while (current := device.announcements.current) is None or current.phase is not Phase.TRAIN:
+            device.clock.advance(max(device.cycle.due_in_s(), 1e-6))
+            device.cycle.advance()
+        goes_by(device, 2)
+        device.advance()
+        assert device.pending() == {}
+        assert device.state.awaits_receipt(plan(1).job.hex(), by_probe=False)
+        known = device.state.round(plan(2).job.hex(), 2)
+        assert known is not None
+        assert known.state is RoundState.OFFERED
 
 
 def test_one_receipt_is_enough_and_one_is_wanted_of_each_round(device: Device) -> None:

@@ -49,6 +49,13 @@ def test_a_name_that_is_not_its_own_is_refused(page: PageServer) -> None:
     assert page.get("/api/state", Host=f"localhost:{page.port}").status == 200
 
 
+def test_no_site_may_frame_the_page(page: PageServer) -> None:
+    for path in ("/", "/login", "/api/state"):
+        headers = page.get(path).headers
+        assert headers["x-frame-options"] == "DENY"
+        assert "frame-ancestors 'none'" in str(headers["content-security-policy"])
+
+
 def test_a_request_that_says_twice_who_asks_is_refused(page: PageServer) -> None:
     """One of the two may be a browser's, and the other its proxy's."""
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", page.port, timeout=20)) as connection:
