@@ -19,7 +19,8 @@ import agent.row_files
 import agent.rows
 from agent import decoding
 from agent.decoding import bring_up_to_date
-from agent.look_messages import LookOrder
+from agent.look_messages import LookOrder, LookResult
+from agent.records import Records
 from agent.rows import RowStore
 from dpagent import storage
 from dpagent.errors import DataError, StorageError
@@ -156,7 +157,7 @@ def test_as_much_is_made_durable_whether_a_look_found_something_or_not(
     board, waits = pictures(tmp_path), []
     folder_of(board.root, *named(0, 1))
     board.look(at_once=True)
-    original = os.fsync
+    records, original = Records(board.settings, board.state), os.fsync
 
     def counting(descriptor: int) -> None:
         waits.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
@@ -168,9 +169,9 @@ def test_as_much_is_made_durable_whether_a_look_found_something_or_not(
         if found:
             bring_up_to_date(LookOrder(board.settings, board.state, at_once=False))
         waits.clear()
-        board.store.take_found()
+        records.adopt(LookResult())
         assert waits == [board.state.name] * 2
-        assert len(board.newest()) == 2 + found
+        assert len(records.dataset) == len(board.newest()) == 2 + found
         assert not (board.state / "records.link").exists()
 
 
