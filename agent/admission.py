@@ -156,8 +156,8 @@ def _price(
     most = job_epsilon * (1 + GRID_TOLERANCE) if is_on_a_grid else job_epsilon
     if not so_far <= most:
         raise Declined(
-            f"round {plan.round} would bring the job to ε = {so_far:.4g} at its δ; it reserved "
-            f"{plain_bound(job_epsilon)}"
+            f"round {plan.round} would bring the job to ε = {plain_bound(so_far)} at its δ; it "
+            f"reserved {plain_bound(job_epsilon)}"
         )
     so_far = min(so_far, job_epsilon)  # The whole bounds them too.
     return Price(

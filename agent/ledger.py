@@ -227,7 +227,7 @@ class Ledger:
         most = f"{plain_bound(budget.epsilon)} at δ = {plain_bound(budget.delta)}"
         unit, _, trust = scope_of(dataset)
         return (
-            f"spent ε = {upwards(epsilon)} of {most} on {dataset!r} "
+            f"spent ε = {upwards(epsilon, of=budget.epsilon)} of {most} on {dataset!r} "
             f"({unit} level{'' if trust is Trust.NONE else f', trusting the {trust}'})"
         )
 

@@ -198,12 +198,13 @@ def _until(overview: Overview) -> str:
 
 
 def _account(account: Account) -> str:
-    budget = f"of {plain_bound(account.epsilon_budget)}"
+    budget = account.epsilon_budget
     if not math.isfinite(account.epsilon_reserved):
         return f"{account.name}: no guarantee: rounds without one have been run on these records"
+    spent, reserved = (upwards(each, of=budget) for each in (account.epsilon_spent, account.epsilon_reserved))
     return (
-        f"{account.name}: ε = {upwards(account.epsilon_spent)} spent and {upwards(account.epsilon_reserved)} "
-        f"reserved {budget}; {downwards(account.epsilon_left)} and "
+        f"{account.name}: ε = {spent} spent and {reserved} reserved of {plain_bound(budget)}; "
+        f"{downwards(account.epsilon_left)} and "
         f"δ = {delta_downwards(account.delta_left)} are left"
     )
 

@@ -10,25 +10,30 @@ _SIGNIFICANT: Final = 2
 _NO_MORE: Final = 1e-12
 
 
-def upwards(value: float, decimals: int = 3) -> str:
+def upwards(value: float, decimals: int = 3, *, of: float = math.inf) -> str:
     """A bound, rounded up to ``decimals``, or to two significant digits where those would say too much; but
     for a relative 10⁻¹², by which a sum of doubles may be off.
 
     Args:
         value: at least 0.
         decimals: digits after the point, at least.
+        of: what stands beside it as :func:`plain_bound` writes it, such as a budget. Where ``value`` is no
+            more than that, it is not shown as more either, but in as many digits.
 
     >>> upwards(1.5004), upwards(0.0001), upwards(0.0), upwards(math.inf)
     ('1.501', '0.00010', '0.000', '∞')
     >>> upwards(2 + 5e-10), upwards(0.1 + 0.2)
     ('2.001', '0.300')
+    >>> upwards(1.23442, of=1.23445), upwards(1.23442, of=1.25), upwards(1.26, of=1.25)
+    ('1.23442', '1.235', '1.260')
     """
     if not math.isfinite(value):
         return "∞"
     if 0 < value < 10.0**-decimals * 10 ** (_SIGNIFICANT - 1):
         decimals = _SIGNIFICANT - 1 - math.floor(math.log10(value))
     scale = 10.0**decimals
-    return f"{math.ceil(value * (1 - _NO_MORE) * scale) / scale:.{decimals}f}"
+    shown = f"{math.ceil(value * (1 - _NO_MORE) * scale) / scale:.{decimals}f}"
+    return plain_bound(value) if value * (1 - _NO_MORE) <= of < float(shown) else shown
 
 
 def downwards(value: float, decimals: int = 3) -> str:
@@ -60,7 +65,7 @@ def delta_upwards(value: float) -> str:
 
 def plain_bound(value: float) -> str:
     """A bound that somebody has chosen, an ε or a δ, in as few digits as say the same, of at most six,
-    rounded up likewise: a budget is no smaller than it is shown, nor is what a job may cost.
+    rounded up likewise: a budget is no larger than it is shown, nor is what a job may cost.
 
     >>> plain_bound(4.0), plain_bound(1e-5), plain_bound(1.2344999), plain_bound(30.2345001)
     ('4', '1e-5', '1.2345', '30.2346')

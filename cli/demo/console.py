@@ -130,13 +130,13 @@ class FleetConsole(Listener):
 def _target(settings: RunSettings) -> str:
     if not settings.mechanism.is_private:
         return f"no guarantee (the algorithm counts {plain_bound(settings.epsilon)})"
-    return f"{plain_bounds(settings.epsilon, settings.delta)}"
+    return plain_bounds(settings.epsilon, settings.delta)
 
 
 def _spent(settings: RunSettings, epsilon: float) -> str:
     if not settings.mechanism.is_private:
         return "no guarantee"
-    return f"ε {upwards(epsilon)} of {plain_bound(settings.epsilon)}"
+    return f"ε {upwards(epsilon, of=settings.epsilon)} of {plain_bound(settings.epsilon)}"
 
 
 def _panel(settings: RunSettings, glimpse: Glimpse, seconds: float) -> Table:

@@ -24,7 +24,8 @@ def print_summary(results: dict[str, Any]) -> None:
         baseline += f" (after {counted(len(history), 'round')}, when its time was over)"
     # A device charged for a round that was not closed has spent more than the closed rounds say.
     figures = [*privacy["epsilon_spent"][-1:], *(d["epsilon_spent"] for d in privacy["ledgers"])]
-    spent = f"{upwards(max([0.0, *figures]), 4)} of {plain_bound(privacy['epsilon_target'])}"
+    target = privacy["epsilon_target"]
+    spent = f"{upwards(max([0.0, *figures]), 4, of=target)} of {plain_bound(target)}"
     if privacy["statement"]["guarantee"] == "none":
         spent = "no bound: nothing is guaranteed"
     print_table(

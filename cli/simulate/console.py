@@ -93,7 +93,8 @@ class SimulationConsole(Listener):
             what = ""
             spent = "  no guarantee"
             if not settings.insecure:
-                spent = f"  ε {upwards(checkpoint.rounds[-1].epsilon)} of {plain_bound(settings.epsilon)}"
+                spent = upwards(checkpoint.rounds[-1].epsilon, of=settings.epsilon)
+                spent = f"  ε {spent} of {plain_bound(settings.epsilon)}"
         self._say(
             f"{what}round {number:>{len(str(settings.rounds))}}/{settings.rounds}  "
             f"accuracy {'  none' if accuracy is None else f'{accuracy:6.2%}'}{spent}  "

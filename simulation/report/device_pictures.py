@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from matplotlib.axes import Axes
@@ -112,16 +113,17 @@ def ledgers_picture(record: RunRecord) -> Picture:
             "left",
             f"Each device has {percent(_share_left(budgets[0]))} of the lifetime budget left",
             f"One ledger stands for {all_devices}, which all pay the same: ε = "
-            f"{upwards(budgets[0].epsilon_spent)} spent of {plain_bound(budgets[0].epsilon_total)} in "
+            f"{_spent(budgets[0])} spent of {plain_bound(budgets[0].epsilon_total)} in "
             f"{counted(budgets[0].charges, 'charge')}.",
         )
     has, show = ("The device has", "shows") if len(budgets) == 1 else ("Devices have", "show")
     title = f"{has} {span(map(_share_left, budgets), percent)} of the lifetime budget left"
     charges = span((budget.charges for budget in budgets), "{:,.0f}".format)
     verified = sum(budget.verified for budget in budgets)
+    least = min(budget.epsilon_total for budget in budgets)
     caption = (
         f"{counted(len(budgets), 'ledger')} {show} "
-        f"ε = {span((budget.epsilon_spent for budget in budgets), upwards)} spent "
+        f"ε = {span((budget.epsilon_spent for budget in budgets), partial(upwards, of=least))} spent "
         f"of {span((budget.epsilon_total for budget in budgets), plain_bound)} "
         f"in {charges} {'charge' if charges == '1' else 'charges'}, "
         f"and {verified:,} of {len(budgets):,} verified."
@@ -146,7 +148,7 @@ def ledgers_picture(record: RunRecord) -> Picture:
         for row, budget in enumerate(shown):
             broken = "" if budget.verified else ", ledger not verified"
             axes.annotate(
-                f"{upwards(budget.epsilon_spent)} of {plain_bound(budget.epsilon_total)}{broken}",
+                f"{_spent(budget)} of {plain_bound(budget.epsilon_total)}{broken}",
                 (max(budget.epsilon_total, budget.epsilon_spent), row),
                 xytext=(6, 0),
                 textcoords="offset points",
@@ -163,6 +165,10 @@ def ledgers_picture(record: RunRecord) -> Picture:
         figure.legend(loc="outside upper left", ncols=2, frameon=False, handlelength=1.2)
 
     return draw_picture("left", title, caption, note, 1.2 + 0.27 * len(shown), draw)
+
+
+def _spent(budget: DeviceBudget) -> str:
+    return upwards(budget.epsilon_spent, of=budget.epsilon_total)
 
 
 def _share_left(budget: DeviceBudget) -> float:

@@ -75,7 +75,7 @@ def render_report(record: JobRecord, directory: Path) -> str:
         linking=who_could_link(record),
         round_rows=_round_rows(record),
         shows_cap=_shows_cap(record),
-        epsilon=upwards(spent),
+        epsilon=upwards(spent, of=record.settings.epsilon),
         target=plain_bound(record.settings.epsilon),
         delta=delta_upwards(record.settings.delta),
         factor=factor(spent),
@@ -149,7 +149,7 @@ def _key_figures(record: JobRecord) -> list[_KeyFigure]:
         else _KeyFigure("Test accuracy", _share(record.accuracy), f"{without_noise}{majority}"),
         _KeyFigure(
             f"Privacy spent, for each {record.settings.mechanism.unit}",
-            f"ε = {upwards(record.epsilon)}",
+            f"ε = {upwards(record.epsilon, of=record.settings.epsilon)}",
             f"of {plain_bound(record.settings.epsilon)}, at δ = {delta_upwards(record.settings.delta)}",
         )
         if record.is_private

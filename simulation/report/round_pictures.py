@@ -92,7 +92,7 @@ def budget_picture(record: JobRecord) -> Picture:
     if len(noise) == 1:
         title = f"One round spends {used} of the budget"
     caption = (
-        f"{noise_words}, and ε ends at {upwards(record.epsilon)} of the target "
+        f"{noise_words}, and ε ends at {upwards(record.epsilon, of=record.settings.epsilon)} of the target "
         f"{plain_bound(record.settings.epsilon)} (δ = {delta_upwards(record.settings.delta)})."
     )
     note = (
