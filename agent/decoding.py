@@ -43,7 +43,7 @@ from agent.priority import end_first, give_way
 from agent.row_index import DECODED, FREE, TO_ERASE, UNUSABLE, Index
 from agent.rows import RowStore
 from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode, StorageError
-from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.dataset import Dataset, Stamps
 from dpagent.learning.data.opening import glance_declared, list_declared, require_declared, section_of
 from dpagent.learning.data.stored import AbsentError, ChangedError
 from dpagent.shared_blocks import take_own_blocks
@@ -157,7 +157,9 @@ class _Update:
     ) -> None:
         self._store, self._known, self._dataset, self._limits = store, known, dataset, limits
         self._table = known.table.copy()
-        stamps = dataset.stamps(bytes.fromhex(known.header.key))
+        key = bytes.fromhex(known.header.key)
+        stamps, files = dataset.stamps(key), _digests(dataset.files, key)
+        file_of = files[dataset.file_numbers] if len(files) else np.zeros(len(stamps), np.uint64)
         is_used = known.table["state"] != FREE
         if known.header.limits != repr(limits):
             is_used &= known.table["state"] != UNUSABLE  # They are tried again.
@@ -165,8 +167,16 @@ class _Update:
         used = np.flatnonzero(is_used)
         gone = used[~_among(known.table["stamp"][used], stamps)]
         # Where the disk cannot tell whether a record is there, it stays as it was decoded: else one more, for
-        # which a folder took a block that cannot be read, would take others along.
-        gone = gone[~_among(known.table["label"][gone], np.array(sorted(dataset.unlisted), np.int64))]
+        # which a folder took a block that cannot be read, would take others along. Not what was in a file
+        # that could be listed: beside what its owner has written in its place, one record would count twice.
+        file = known.table["file"][gone]
+        is_of_a_class = _among(known.table["label"][gone], np.array(sorted(dataset.unlisted), np.int64))
+        may_be_there = is_of_a_class & ~_among(file, files) | _among(file, _digests(dataset.unread, key))
+        gone = gone[~may_be_there]
+        here = used[_among(known.table["stamp"][used], stamps)]  # It may have moved to another file.
+        by_stamp = np.argsort(stamps)
+        places = np.searchsorted(stamps, known.table["stamp"][here], sorter=by_stamp)
+        self._table["file"][here] = file_of[by_stamp[places]]
         self._table["state"][gone] = FREE
         self._table["checksum"][gone] = np.maximum(self._table["checksum"][gone], TO_ERASE)
         # While the agent runs, a reader may have the index of before.
@@ -183,6 +193,7 @@ class _Update:
             new, waits = new[:most], True
         self._is_whole = not waits
         self._stamps, self._new, self._rows = stamps[new], new, free[: len(new)]
+        self._file_of = file_of[new]
         self._late: list[str] = []
         self._unusable = {
             row: why
@@ -291,7 +302,7 @@ class _Update:
             return
         label = self._dataset.labels[self._new[place]]
         state = UNUSABLE if outcome.problem else DECODED
-        self._table[row] = (self._stamps[place], outcome.checksum, label, state)
+        self._table[row] = (self._stamps[place], self._file_of[place], outcome.checksum, label, state)
         if outcome.problem:
             self._unusable[str(row)] = outcome.problem[:_LONGEST_SENTENCE]
 
@@ -382,6 +393,14 @@ def main() -> None:
         sentence = _sayable(f"The records cannot be decoded ({type(error).__name__}: {error}).")
         print(sentence, file=last_words, flush=True)
         sys.exit(ExitCode.INTERNAL)
+
+
+def _digests(names: Sequence[str], key: bytes) -> NDArray[np.uint64]:
+    """A number for each name, ``(len(names),)``, by which nobody finds it who has not the key."""
+    numbers = Stamps(key)
+    for name in names:
+        numbers.add(name)
+    return numbers.taken()
 
 
 def _among(values: NDArray[Any], others: NDArray[Any]) -> NDArray[np.bool_]:

@@ -25,8 +25,10 @@ UNUSABLE: Final = 2
 TO_ERASE: Final = 1
 """The least checksum of a free row that holds a record, or a part of one; that of an erased row is 0."""
 
-ROW: Final = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("label", "<i4"), ("state", "u1")])
-_VERSION: Final = 3
+ROW: Final = np.dtype(
+    [("stamp", "<u8"), ("file", "<u8"), ("checksum", "<u4"), ("label", "<i4"), ("state", "u1")]
+)
+_VERSION: Final = 4
 """Of stamps and rows: those of another are decoded anew."""
 _KEY_BYTES: Final = 16
 _PRIVATE_BYTES: Final = 64 << 10

@@ -243,3 +243,52 @@ def test_files_of_records_that_are_not_found_stay_as_they_were(
 
 def labels(rows: Rows) -> list[int]:
     return sorted(np.asarray(rows.labels).tolist())
+
+
+@pytest.mark.parametrize("fault", ["list", "picture"])
+def test_a_picture_that_its_owner_corrects_meanwhile_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Before, as it was and as it is, and once more for each correction: so much less was it protected."""
+    board = filled(tmp_path)
+    with monkeypatch.context() as patch:
+        if fault == "list":
+            lists(patch, board.root / "0", 2)  # 0.png and 3.png
+        else:
+            fails(patch, "lstat", board.root / named(6)[0])
+        for seed in (9, 12):
+            write(board.root / named(3)[0], encoded(noise(seed)))
+            assert contents(board.look()) == expected(0, seed, 6, 1)
+
+
+@pytest.mark.parametrize("fault", ["list", "table"])
+def test_a_row_that_its_owner_corrects_meanwhile_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Before, a row that changed in each look took one place more each time, until no other had any."""
+    board = tables(tmp_path)
+    table(board, [1, 2], "1.csv")
+    table(board, [3], "2.csv")
+    board.look(at_once=True)
+    with monkeypatch.context() as patch:
+        if fault == "list":
+            lists(patch, board.root, 1)
+        else:
+            fails(patch, "open", board.root / "2.csv")
+        for value in range(4, 16):
+            table(board, [1, value], "1.csv")
+            os.utime(board.root / "1.csv", (1e9 + value, 1e9 + value))
+            assert values_in(board.look()) == [1, 3, value]
+
+
+def test_what_its_owner_takes_away_is_gone_where_another_file_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = tables(tmp_path)
+    for name, values in (("1.csv", [1]), ("2.csv", [2]), ("3.csv", [3])):
+        table(board, values, name)
+    board.look(at_once=True)
+    (board.root / "3.csv").unlink()
+    with monkeypatch.context() as patch:
+        fails(patch, "open", board.root / "2.csv")
+        assert values_in(board.look()) == [1, 2]

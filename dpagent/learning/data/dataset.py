@@ -211,8 +211,24 @@ class Dataset(ABC):
 
     @property
     def unlisted(self) -> frozenset[int]:
-        """Classes of which the disk could not list all records: one that was known before may be there."""
+        """Classes of which the disk could not list all files: a record that was known before may be there, if
+        it was in none of the :attr:`files`."""
         return frozenset()
+
+    @property
+    def files(self) -> Sequence[str]:
+        """Those in which there may be records, a name each; none, where the disk can tell all or nothing."""
+        return ()
+
+    @property
+    def unread(self) -> Sequence[str]:
+        """Files that the disk cannot read, a name each: what was known to be in one of them may be there."""
+        return ()
+
+    @property
+    def file_numbers(self) -> Indices:
+        """Which of the files each record is in, ``(n,)``; of no meaning without files."""
+        return np.zeros(len(self), np.intp)
 
     def place_of(self, number: int) -> str:
         """Where a record lies, in words for its owner."""

@@ -75,6 +75,21 @@ class Reshaped(Dataset):
         """As of :attr:`Dataset.unlisted`."""
         return self._dataset.unlisted
 
+    @property
+    def files(self) -> Sequence[str]:
+        """As of :attr:`Dataset.files`."""
+        return self._dataset.files
+
+    @property
+    def unread(self) -> Sequence[str]:
+        """As of :attr:`Dataset.unread`."""
+        return self._dataset.unread
+
+    @property
+    def file_numbers(self) -> Indices:
+        """As of :attr:`Dataset.file_numbers`."""
+        return self._dataset.file_numbers
+
     def place_of(self, number: int) -> str:
         """As of :meth:`Dataset.place_of`."""
         return self._dataset.place_of(number)

@@ -198,7 +198,7 @@ class StoredDataset(Dataset):
         contents: ``(n, 16)`` uint8, the digest of each as it was when its label was read
             (:func:`digest_of`). From then on a record is what has it: to read one that has not raises
             :class:`ChangedError`. None: a file is as it stands there.
-        is_all: whether the disk could tell what there is.
+        unread: files that the disk cannot read.
         others: as of :class:`Dataset`.
     """
 
@@ -211,10 +211,10 @@ class StoredDataset(Dataset):
         *,
         places: NDArray[np.int64],
         contents: NDArray[np.uint8] | None = None,
-        is_all: bool = True,
+        unread: Sequence[Path] = (),
         **others: Any,
     ) -> None:
-        self._is_all = is_all
+        self._unread = [os.fsdecode(path) for path in unread]
         self._parts, self._convert, self._places, self._contents = tuple(parts), convert, places, contents
         self._ends = np.cumsum([part.shape[0] for part in parts], dtype=np.int64)
         super().__init__(labels, classes, **others)
@@ -229,9 +229,19 @@ class StoredDataset(Dataset):
         return numbers.taken()
 
     @property
-    def unlisted(self) -> frozenset[int]:
-        """As of :attr:`Dataset.unlisted`."""
-        return frozenset(() if self._is_all else range(self.classes))
+    def files(self) -> Sequence[str]:
+        """As of :attr:`Dataset.files`."""
+        return [os.fsdecode(part.file.path) for part in self._parts]
+
+    @property
+    def unread(self) -> Sequence[str]:
+        """As of :attr:`Dataset.unread`."""
+        return self._unread
+
+    @property
+    def file_numbers(self) -> Indices:
+        """As of :attr:`Dataset.file_numbers`."""
+        return np.searchsorted(self._ends, self._places, side="right")
 
     def place_of(self, number: int) -> str:
         """As of :meth:`Dataset.place_of`: its number in its file."""

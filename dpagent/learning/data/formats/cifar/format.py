@@ -105,7 +105,7 @@ class CifarFormat(Format[CifarSettings]):
         """As of :class:`Format`. A file that cannot be opened is left out alone while the agent runs, and in
         any case what follows the last whole record of one, and a record that the disk cannot read."""
         layout = _layout_of(section)
-        parts, problems, is_all = [], Problems(), True
+        parts, problems, unread = [], Problems(), list[Path]()
         for file in _files(source, layout) if source.glance is None else source.glance.files:
             try:
                 raw = source.opened(file)
@@ -113,7 +113,8 @@ class CifarFormat(Format[CifarSettings]):
                 if not growing or file == source.path:
                     raise
                 problems.add(str(error))
-                is_all = is_all and not is_fault(error, file)
+                if is_fault(error, file):
+                    unread.append(file)
                 continue
             parts.append(_whole_records(raw, layout))
             if rest := raw.size % layout.record_bytes:
@@ -123,7 +124,7 @@ class CifarFormat(Format[CifarSettings]):
         used, left_out = within(labels, source.class_table.count, places)
         return _dataset(
             source, layout, parts, labels[used], (*problems.sentences(), *left_out),
-            places=places[used], contents=contents[used], is_all=is_all,
+            places=places[used], contents=contents[used], unread=unread,
         )  # fmt: skip
 
     def glance(self, source: Source, section: CifarSettings) -> Glance:
@@ -144,7 +145,7 @@ def _dataset(
     *,
     places: NDArray[np.int64],
     contents: NDArray[np.uint8] | None = None,
-    is_all: bool = True,
+    unread: Sequence[Path] = (),
 ) -> Dataset:
     table = source.class_table
 
@@ -155,7 +156,7 @@ def _dataset(
     what = f"{counted(len(parts), 'file')} of CIFAR-{layout.classes} in binary form"
     ends = np.cumsum([part.shape[0] for part in parts], dtype=np.int64)
     return StoredDataset(
-        parts, convert, labels, table.count, places=places, contents=contents, is_all=is_all,
+        parts, convert, labels, table.count, places=places, contents=contents, unread=unread,
         shape=(32, 32, 3), dtype=np.dtype(np.uint8), class_names=table.names,
         groups=np.searchsorted(ends, places, side="right").astype(np.int64),
         origin=Origin("cifar", f"{source.path}, {what}", left_out),

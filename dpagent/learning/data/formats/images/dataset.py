@@ -144,6 +144,21 @@ class ImageDataset(Dataset):
         numbers = map(self._terms.classes.number, self._found.unlisted)
         return frozenset(number for number in numbers if number is not None)
 
+    @property
+    def files(self) -> Sequence[str]:
+        """As of :attr:`Dataset.files`."""
+        return self._found.names
+
+    @property
+    def unread(self) -> Sequence[str]:
+        """As of :attr:`Dataset.unread`."""
+        return self._found.unread
+
+    @property
+    def file_numbers(self) -> Indices:
+        """As of :attr:`Dataset.file_numbers`."""
+        return np.arange(len(self))
+
     def place_of(self, number: int) -> str:
         """As of :meth:`Dataset.place_of`."""
         return f"{self._terms.root}: {printable(self._found.names[number])}"

@@ -66,6 +66,7 @@ class Listing:
         passed_over: how many files were not looked at, by reason.
         problems: a sentence for each picture that cannot be read, by its name; on a board, for the first.
         unlisted: the class folders of which the disk could not list all.
+        unread: pictures that it cannot find, though it lists them.
         most: pictures and folders to look at, on a board.
         is_cut_short: whether there are more.
         unsaid: how many pictures cannot be read besides.
@@ -79,6 +80,7 @@ class Listing:
     passed_over: Counter[str] = field(default_factory=Counter)
     problems: dict[str, str] = field(default_factory=dict)
     unlisted: set[str] = field(default_factory=set)
+    unread: list[str] = field(default_factory=list)
     most: int | None = None
     is_cut_short: bool = False
     unsaid: int = 0
@@ -350,7 +352,11 @@ class _Walk:
                 known = Path(path).stat()
         except OSError as error:
             if is_fault(error, path):
-                found.note_unlisted(relative, label, error)
+                found.unread.append(relative)
+                found.leave_out(
+                    relative,
+                    f"the disk cannot find it ({error.strerror}). What was known stays until it can.",
+                )
             else:
                 found.leave_out(relative, f"it cannot be read: {error.strerror or error}.")
             return

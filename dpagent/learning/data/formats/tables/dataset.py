@@ -6,6 +6,7 @@ that one reading in k windows is protected k times less: roughly k·ε.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -71,7 +72,7 @@ def open_table(
     """
     require_readable(path)
     form.constants(form.features or ())
-    indexes, rejected = [], []
+    indexes, rejected, unread = [], [], list[Path]()
     faults = list[OSError]()
     if glance is None:
         files: Sequence[Path] = table_files(path, most_names, faults.append if growing else None)
@@ -82,7 +83,6 @@ def open_table(
         if not growing:
             raise DataError(f"{problem} Check the disk.")
         rejected.append(f"{problem} What was known stays until it can.")
-    is_all = not faults
     keeps_open = keeps_open and (len(files) <= most_open() if glance is None else glance.keeps_open)
     for number, file in enumerate(files):
         if most is not None and most.lines <= 0:
@@ -101,12 +101,15 @@ def open_table(
                 raise
             rejected.append(str(error))
             is_read = raw is None or raw.was_read or file.is_symlink()
-            is_all = is_all and is_read and not is_fault(error, file)
+            if not is_read or is_fault(error, file):
+                unread.append(file)
             continue
         indexes.append(index)
         if most is not None:
             most = most._replace(lines=most.lines - index.lines)
-    return TableDataset(path, form, classes, indexes, rejected, is_brief=most is not None, is_all=is_all)
+    return TableDataset(
+        path, form, classes, indexes, rejected, is_brief=most is not None, is_all=not faults, unread=unread
+    )
 
 
 def table_files(
@@ -143,7 +146,8 @@ class TableDataset(Dataset):
         indexes: where the records lie, a file each.
         rejected: a sentence for each file that is left out.
         is_brief: whether of what is left out the first is said, and how much more there is.
-        is_all: whether the disk could tell which files there are, and what each of them is.
+        is_all: whether the disk could tell which files there are.
+        unread: those that it cannot read.
     """
 
     def __init__(
@@ -156,8 +160,9 @@ class TableDataset(Dataset):
         *,
         is_brief: bool = False,
         is_all: bool = True,
+        unread: Sequence[Path] = (),
     ) -> None:
-        self._is_all = is_all
+        self._is_all, self._unread = is_all, [os.fsdecode(file) for file in unread]
         self._rejected, self._is_brief = tuple(rejected), is_brief
         self._path, self._form, self._classes, self._indexes = path, form, classes, tuple(indexes)
         self.columns = tuple(form.features or ())
@@ -192,6 +197,21 @@ class TableDataset(Dataset):
     def unlisted(self) -> frozenset[int]:
         """As of :attr:`Dataset.unlisted`."""
         return frozenset(() if self._is_all else range(self.classes))
+
+    @property
+    def files(self) -> Sequence[str]:
+        """As of :attr:`Dataset.files`."""
+        return [os.fsdecode(index.path) for index in self._indexes]
+
+    @property
+    def unread(self) -> Sequence[str]:
+        """As of :attr:`Dataset.unread`."""
+        return self._unread
+
+    @property
+    def file_numbers(self) -> Indices:
+        """As of :attr:`Dataset.file_numbers`."""
+        return np.searchsorted(self._ends, np.arange(len(self)), side="right")
 
     def place_of(self, number: int) -> str:
         """As of :meth:`Dataset.place_of`."""
