@@ -10,6 +10,7 @@ it took.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -36,7 +37,8 @@ def wait_to_end(since: float, groups: Sequence[int], clock: Clock, stop: threadi
         clock: the program's.
         stop: ends the wait.
     """
-    for number in range(1, _MOST_PERIODS + 1):
+    begun = max(1, math.ceil((clock.monotonic() - since) / PERIOD_S))  # It may have closed for longer.
+    for number in range(begun, max(begun, _MOST_PERIODS) + 1):
         while (left_s := since + number * PERIOD_S - clock.monotonic()) > 0 and not stop.is_set():
             stop.wait(min(left_s, _IDLE_S))
         if stop.is_set() or not any(map(_goes_on, groups)):
@@ -59,6 +61,6 @@ def _goes_on(group: int) -> bool:
 
 def program_age_s() -> float:
     """For how long this program has run, the time included that loading it took."""
-    fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+    fields = Path("/proc/self/stat").read_bytes().rsplit(b")", 1)[1].split()
     began_s = int(fields[_START_TIME]) / os.sysconf("SC_CLK_TCK")
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began_s)
