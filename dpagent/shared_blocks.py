@@ -33,7 +33,8 @@ def take_own_blocks(directory: Path) -> None:
     Not for a process that has a database there open: SQLite's locks end with any descriptor of the file.
     """
     with contextlib.suppress(OSError):
-        for entry in os.scandir(directory):
+        # The small ones first: the books that an agent does not start without, and then the records.
+        for entry in sorted(os.scandir(directory), key=_size):
             with contextlib.suppress(OSError):
                 descriptor = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
                 try:
@@ -42,6 +43,13 @@ def take_own_blocks(directory: Path) -> None:
                         _unshare(descriptor, known.st_size)
                 finally:
                     os.close(descriptor)
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    """Of a file; 0 if it cannot be told."""
+    with contextlib.suppress(OSError):
+        return entry.stat(follow_symlinks=False).st_size
+    return 0
 
 
 def _is_shared(descriptor: int) -> bool:

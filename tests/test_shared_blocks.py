@@ -101,3 +101,20 @@ def test_without_room_or_a_file_system_that_can_nothing_is_raised(xfs: Path, tmp
     (tmp_path / "file").write_bytes(b"text")
     take_own_blocks(tmp_path)
     take_own_blocks(tmp_path / "none")
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_where_there_is_room_for_some_alone_the_small_ones_get_it(xfs: Path, *, is_first: bool) -> None:
+    """Before, those that the folder lists first: records could take what an agent needs for its start."""
+    state = xfs / "state"
+    state.mkdir()
+    sizes = {"books": 8 << 20, "records": 64 << 20}
+    for name in sorted(sizes, reverse=is_first):
+        (state / name).write_bytes(os.urandom(sizes[name]))
+    os.sync()
+    copy(state, xfs / "copy")
+    free = os.statvfs(xfs)
+    (xfs / "filler").write_bytes(bytes(free.f_bavail * free.f_frsize - (68 << 20)))
+    os.sync()
+    take_own_blocks(state)
+    assert not is_shared(state / "books")
