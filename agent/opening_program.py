@@ -27,7 +27,6 @@ def opened(question: OpenQuestion) -> DataForm:
     """
     settings, state_dir = question.settings, question.state_dir
     require_declared(settings)
-    take_own_blocks(state_dir)
     dataset = open_records(settings, state_dir).dataset
     size = settings.features_mib << 20
     assert settings.max_records is not None  # or there were no records
@@ -53,6 +52,7 @@ def answered(question: OpenQuestion | ReplayQuestion) -> DataForm | None:
             replay(records)
             return None
         case OpenQuestion():
+            take_own_blocks(question.state_dir)  # Here, and not where somebody has the ledger open.
             return opened(question)
 
 

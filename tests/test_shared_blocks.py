@@ -15,6 +15,8 @@ from row_boards import Board, contents, expected, named, pictures
 
 from agent.decoding import bring_up_to_date
 from agent.look_messages import LookOrder
+from agent.opening import OpenQuestion
+from agent.opening_program import answered
 from dpagent import storage
 from dpagent.shared_blocks import take_own_blocks
 
@@ -75,6 +77,12 @@ def test_a_look_takes_blocks_that_a_copy_shares_again(xfs: Path) -> None:
         write(board.root / named(seed)[0], encoded(noise(seed)))
     fill(xfs)
     assert contents(board.look()) == expected(0, 1, 2, 3)
+
+
+def test_so_does_the_process_of_a_start(xfs: Path) -> None:
+    board = board_with_a_copy(xfs)
+    answered(OpenQuestion(board.settings, board.state))
+    assert not any(map(is_shared, board.state.iterdir()))
 
 
 def test_what_a_file_holds_and_what_is_no_file_stays(xfs: Path) -> None:
