@@ -130,7 +130,9 @@ class QueueUnderFire:
         self._launcher.start(name, [*words, "--config", str(self._files[name])], log, fault)
 
     def _stop(self, observer: Observer) -> None:
-        wait_until(lambda: self.plans(observer)[-1].state == "finished", "the last farewell")
+        wait_until(
+            lambda: [each.state for each in self.plans(observer)[-1:]] == ["finished"], "the last farewell"
+        )
         for name in DEVICES:
             self._launcher.send(name, signal.SIGTERM)
         wait_until(lambda: not any(map(self._launcher.runs, DEVICES)), "the end of the devices")

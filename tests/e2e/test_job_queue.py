@@ -245,7 +245,9 @@ def test_a_job_cancelled_while_no_coordinator_runs_is_told_to_the_devices_by_the
         coordinator_thread(fleet.file, clock) as coordinator,
     ):
         assert coordinator.wait() is True
-        wait_until(lambda: fleet.plans(observer)[-1].state == "finished", "the farewell")
+        wait_until(
+            lambda: [each.state for each in fleet.plans(observer)[-1:]] == ["finished"], "the farewell"
+        )
     assert fleet.state("wrong") == "cancelled"
     # Of a job that nobody has heard of, nobody is told.
     fleet.add("unheard-of")
