@@ -95,9 +95,15 @@ def leave(disk: Path, free: int) -> Path:
 
 def fill(disk: Path) -> None:
     """Fill a disk to the last byte."""
+    write_all_it_takes(disk)
+    assert os.statvfs(disk).f_bavail == 0
+
+
+def write_all_it_takes(disk: Path) -> None:
+    """Write until a disk takes no byte more; some file systems count blocks as free that nobody gets."""
     with (disk / "filler").open("wb", buffering=0) as filler:
         for size in (1 << 20, 4_096, 1):
             with contextlib.suppress(OSError):
                 while True:
                     filler.write(bytes(size))
-    assert os.statvfs(disk).f_bavail == 0
+        os.fsync(filler.fileno())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from pictures import encoded, noise, write
 from row_boards import Board, contents, expected, named, pictures
+from small_disks import write_all_it_takes
 
 from agent.decoding import bring_up_to_date
 from agent.look_messages import LookOrder
@@ -37,16 +37,6 @@ def xfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         pytest.skip(f"this system mounts no XFS: {mounted.stderr}")
     yield place
     subprocess.run(["umount", str(place)], check=True)
-
-
-def fill(disk: Path) -> None:
-    """Fill a disk; XFS counts some blocks as free that nobody gets."""
-    with (disk / "filler").open("wb", buffering=0) as filler:
-        for size in (1 << 20, 4_096, 1):
-            with contextlib.suppress(OSError):
-                while True:
-                    filler.write(bytes(size))
-        os.fsync(filler.fileno())
 
 
 def copy(source: Path, target: Path) -> None:
@@ -75,7 +65,7 @@ def test_a_look_takes_blocks_that_a_copy_shares_again(xfs: Path) -> None:
     assert not any(map(is_shared, board.state.iterdir()))
     for seed in (1, 2, 3):
         write(board.root / named(seed)[0], encoded(noise(seed)))
-    fill(xfs)
+    write_all_it_takes(xfs)
     assert contents(board.look()) == expected(0, 1, 2, 3)
 
 
@@ -104,7 +94,7 @@ def test_what_a_file_holds_and_what_is_no_file_stays(xfs: Path) -> None:
 
 def test_without_room_or_a_file_system_that_can_nothing_is_raised(xfs: Path, tmp_path: Path) -> None:
     board = board_with_a_copy(xfs)
-    fill(xfs)
+    write_all_it_takes(xfs)
     take_own_blocks(board.state)
     (tmp_path / "file").write_bytes(b"text")
     take_own_blocks(tmp_path)
