@@ -56,7 +56,7 @@ from dpagent.extras import ONNX_RUNTIME, runtime_remedy
 from dpagent.learning.data.opening import list_declared
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.training.engine_choice import Bench, UnsuitableEngineError
-from dpagent.notation import delta_upwards, downwards, plain_bound, plain_bounds, upwards
+from dpagent.notation import downwards, plain_bound, plain_bounds, upwards
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.receipts import receipt_place
@@ -328,7 +328,7 @@ def _budget(
         )
         text += (
             f", for {counted(jobs, 'job')} like the last one (ε = {upwards(last_price.epsilon)}, "
-            f"δ = {delta_upwards(last_price.delta)})"
+            f"δ = {plain_bound(last_price.delta)})"
         )
     if epsilon < _SOON * wanted.epsilon:
         return warning("budget", text, "Soon these records train no more: that is what a budget is for.")

@@ -17,7 +17,7 @@ from cli.custody import StateDir, ledger_files
 from cli.options.daemons import AgentConfig
 from cli.output import write_json
 from cli.tables import print_table
-from dpagent.notation import delta_downwards, delta_upwards, downwards, plain_bound, upwards
+from dpagent.notation import delta_downwards, downwards, plain_bound, upwards
 from dpagent.schema.json_values import json_values
 from dpagent.wording import counted
 
@@ -203,7 +203,7 @@ def show(
     for lost in ledger.write_offs:
         typer.echo(
             f"Written off of {lost.dataset!r} when the ledger was restored, {lost.written_at}: "
-            f"ε = {upwards(lost.epsilon, 4)}, δ = {delta_upwards(lost.delta)}."
+            f"ε = {upwards(lost.epsilon, 4)}, δ = {plain_bound(lost.delta)}."
         )
     for row in declined:
         typer.echo(f"Declined round {row['round']} of job {row['job'][:8]}: {row['reason']}")
@@ -348,7 +348,7 @@ def export(
                 f"{charge['noise_multiplier']:.4f}",
                 f"{charge['sampling_rate']:g}" if "sampling_rate" in charge else "",
                 f"{charge['granularity']:.3g}" if "granularity" in charge else "",
-                delta_upwards(charge["delta"]),
+                plain_bound(charge["delta"]),
                 _bound(charge["cumulative_epsilon"]),
                 charge["hash"][:12],
             ]

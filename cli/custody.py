@@ -10,7 +10,7 @@ import typer
 
 from cli.configurations import agent_settings
 from cli.options.daemons import AgentConfig
-from dpagent.notation import delta_upwards, plain_bounds, upwards
+from dpagent.notation import plain_bound, plain_bounds, upwards
 from dpagent.wording import counted
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ def restored(
     )
     for each in lost:
         typer.echo(
-            f"Wrote off ε = {upwards(each.epsilon, 4)}, δ = {delta_upwards(each.delta)} of {each.dataset!r}: "
-            f"ε = {upwards(each.cumulative_epsilon, 4)}, δ = {delta_upwards(each.cumulative_delta)} are "
+            f"Wrote off ε = {upwards(each.epsilon, 4)}, δ = {plain_bound(each.delta)} of {each.dataset!r}: "
+            f"ε = {upwards(each.cumulative_epsilon, 4)}, δ = {plain_bound(each.cumulative_delta)} are "
             "reserved now."
         )
     if not lost:

@@ -14,7 +14,7 @@ from coordinator.database.schema import Part
 from coordinator.devices import Device, Devices
 from coordinator.registry import Entry, RegistryReader, Spent
 from coordinator.settings import CoordinatorSettings
-from dpagent.notation import delta_upwards, upwards
+from dpagent.notation import plain_bound, upwards
 from dpagent.privacy.statement import Unit, implies
 from dpagent.protocol.issuing import Verdict, Wish
 from dpagent.wording import counted
@@ -157,7 +157,7 @@ class Total:
         if not math.isfinite(self.epsilon):
             return f"no guarantee ({scope})"
         others = f", without {counted(self.left_out, 'job')} that nothing bounds there" * bool(self.left_out)
-        return f"ε = {upwards(self.epsilon)}, δ = {delta_upwards(self.delta)} ({scope}){others}"
+        return f"ε = {upwards(self.epsilon)}, δ = {plain_bound(self.delta)} ({scope}){others}"
 
 
 def totals(spent: Sequence[Spent]) -> list[Total]:

@@ -50,27 +50,19 @@ def downwards(value: float, decimals: int = 3) -> str:
     return f"{math.floor(value * (1 + _NO_MORE) * scale) / scale:.{decimals}f}"
 
 
-def delta_upwards(value: float) -> str:
-    """A δ, rounded up to six significant digits, as few of them as say the same; but for a relative 10⁻¹², by
-    which a sum of doubles may be off.
+def plain_bound(value: float) -> str:
+    """A δ, or an ε that somebody has chosen, rounded up to six significant digits, as few of them as say the
+    same; but for a relative 10⁻¹², by which a sum of doubles may be off.
 
     Args:
         value: at least 0.
 
-    >>> delta_upwards(1e-5), delta_upwards(1.2345641e-5), delta_upwards(0.1 + 0.2)
-    ('1e-5', '1.23457e-5', '0.3')
-    """
-    return _in_six_digits(value * (1 - _NO_MORE), ROUND_CEILING)
-
-
-def plain_bound(value: float) -> str:
-    """A bound that somebody has chosen, an ε or a δ, in as few digits as say the same, of at most six,
-    rounded up likewise: a budget is no larger than it is shown, nor is what a job may cost.
-
     >>> plain_bound(4.0), plain_bound(1e-5), plain_bound(1.2344999), plain_bound(30.2345001)
     ('4', '1e-5', '1.2345', '30.2346')
+    >>> plain_bound(1.2345641e-5), plain_bound(0.1 + 0.2)
+    ('1.23457e-5', '0.3')
     """
-    return delta_upwards(value)
+    return _in_six_digits(value * (1 - _NO_MORE), ROUND_CEILING)
 
 
 def plain_bounds(epsilon: float, delta: float) -> str:

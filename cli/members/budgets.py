@@ -17,7 +17,7 @@ from cli.members.devices import DeviceArgument, JsonOption
 from cli.options.daemons import FleetConfig
 from cli.output import write_json
 from cli.tables import print_table
-from dpagent.notation import delta_upwards, upwards
+from dpagent.notation import plain_bound, upwards
 from dpagent.schema.json_values import json_values
 from dpagent.wording import counted
 
@@ -50,7 +50,7 @@ def list_budgets(config: FleetConfig = None, as_json: JsonOption = False) -> Non
     rows = [
         [
             device.id, device.state, column.in_words, upwards(column.epsilon),
-            delta_upwards(column.delta), "went back" if device.id in went_back else "",
+            plain_bound(column.delta), "went back" if device.id in went_back else "",
         ]
         for device, columns in found
         for column in columns
@@ -96,7 +96,7 @@ def show(device: DeviceArgument, config: FleetConfig = None, as_json: JsonOption
             [
                 [
                     each.job[:8], str(each.rounds), total.in_words,
-                    upwards(total.epsilon), delta_upwards(total.delta),
+                    upwards(total.epsilon), plain_bound(total.delta),
                 ]
                 for each in spent
                 for total in totals([each])
@@ -189,7 +189,7 @@ def verify(
                         [
                             total.in_words,
                             upwards(total.epsilon),
-                            delta_upwards(total.delta),
+                            plain_bound(total.delta),
                         ]
                         for total in each.totals
                     ]

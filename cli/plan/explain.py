@@ -10,7 +10,7 @@ from cli.notation import factor, figure, percent, plain
 from cli.plan.comparison import Comparison
 from cli.plan.page import fill, headline, setting, verdict
 from dpagent.errors import ParameterError
-from dpagent.notation import delta_upwards, plain_bound, upwards
+from dpagent.notation import plain_bound, upwards
 from dpagent.privacy.accounting.groups import group_event
 from dpagent.privacy.events import ApproximateEvent
 from dpagent.privacy.odds import detection, guessing
@@ -120,10 +120,10 @@ def sections(comparison: Comparison) -> Iterator[Section]:
     )
     units = target.devices if target.sums_updates else target.records_per_device
     yield Section(
-        f"What δ = {delta_upwards(delta)} means",
+        f"What δ = {plain_bound(delta)} means",
         (
             f"An allowance beyond ε: in the worst case, a {unit} is revealed entirely with a probability "
-            f"of {delta_upwards(delta)}. Over the {counted(units, unit)} of {scope.among} that "
+            f"of {plain_bound(delta)}. Over the {counted(units, unit)} of {scope.among} that "
             f"is {plain_bound(delta * units)} of them on average, so δ should be well below one over that "
             f"number. "
             f"{_LAPLACE_DELTA if comparison.shares_epsilon else _GAUSSIAN_DELTA}",

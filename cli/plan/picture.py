@@ -18,7 +18,7 @@ from cli.plan.comparison import Candidate, Comparison
 from cli.plan.page import setting, verdict
 from dpagent import __version__
 from dpagent.extras import extra_needed
-from dpagent.notation import delta_upwards, plain_bound, upwards
+from dpagent.notation import plain_bound, upwards
 from dpagent.wording import counted
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _title(comparison: Comparison) -> str:
     rounds = counted(target.rounds, "round") + (" need" if target.rounds > 1 else " needs")
     return (
         f"How much noise {rounds} to cost each {comparison.statement.unit} at most "
-        f"ε = {plain_bound(target.epsilon)} (δ = {delta_upwards(target.delta)})"
+        f"ε = {plain_bound(target.epsilon)} (δ = {plain_bound(target.delta)})"
     )
 
 

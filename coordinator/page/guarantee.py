@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from coordinator.job import Job
-from dpagent.notation import delta_upwards, upwards
+from dpagent.notation import plain_bound, upwards
 from dpagent.privacy.odds import guessing
 from dpagent.privacy.statement import BudgetStatement, Trust, Unit
 
@@ -104,7 +104,7 @@ def _odds(own: BudgetStatement) -> str:
     if own.epsilon <= _LARGEST_EXPONENT:
         change = f"{upwards(math.exp(own.epsilon), 1)}"
     return (
-        f"The whole job costs at most ε = {upwards(own.epsilon)} at δ = {delta_upwards(own.delta)}. Whoever "
+        f"The whole job costs at most ε = {upwards(own.epsilon)} at δ = {plain_bound(own.delta)}. Whoever "
         f"knows all else sees their odds change at most {change}-fold, apart from δ; from even odds, a guess "
         f"is right in at most {share} of all cases."
     )

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 from dpagent.errors import ParameterError, require_between, require_finite, require_positive
-from dpagent.notation import delta_upwards
+from dpagent.notation import plain_bound
 
 _VERSION: Final = 1
 _MOST_EXPECTED: Final = 0.1  # most records of one device that δ may reveal, on average
@@ -167,7 +167,7 @@ class BudgetStatement:
         if not self.is_guarantee:
             return f"no guarantee ({scope})"
         # Bounds must not be rounded down.
-        delta = delta_upwards(self.delta)
+        delta = plain_bound(self.delta)
         epsilon = Context(prec=6, rounding=ROUND_CEILING).create_decimal_from_float(self.epsilon)
         return f"ε = {float(epsilon):g}, δ = {delta} ({scope})"
 

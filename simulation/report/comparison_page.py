@@ -10,7 +10,7 @@ from typing import Final
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from dpagent.notation import delta_upwards, upwards
+from dpagent.notation import plain_bound, upwards
 from dpagent.privacy.methods import method_named
 from dpagent.wording import counted
 from simulation.comparison import bounds_of, scope_in_words, scopes_of
@@ -68,7 +68,7 @@ def comparison_rows(records: Sequence[RunRecord]) -> list[list[str]]:
             row(scope_in_words(scope), *(_NO_BOUND if each is None else upwards(each) for each in found))
             for scope, found in zip(scopes, bounds, strict=True)
         ),
-        row("δ", *(delta_upwards(each.settings.delta) for each in records)),
+        row("δ", *(plain_bound(each.settings.delta) for each in records)),
         row("bytes up, a device and round", *(size(each.bytes_up) for each in records)),
         row("bytes down", *(size(each.bytes_down) for each in records)),
         row("rounds", *(f"{len(each.epsilon_spent):,}" for each in records)),

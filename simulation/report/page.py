@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Final
 
-from dpagent.notation import delta_upwards, plain_bound, upwards
+from dpagent.notation import plain_bound, upwards
 from dpagent.privacy.methods import method_named
 from dpagent.privacy.statement import BudgetStatement, Trust, Unit
 from dpagent.wording import counted
@@ -77,7 +77,7 @@ def render_report(record: JobRecord, directory: Path) -> str:
         shows_cap=_shows_cap(record),
         epsilon=upwards(spent, of=record.settings.epsilon),
         target=plain_bound(record.settings.epsilon),
-        delta=delta_upwards(record.settings.delta),
+        delta=plain_bound(record.settings.delta),
         factor=factor(spent),
         unit=str(record.settings.mechanism.unit),
         shuffled=_shuffled(record),
@@ -150,7 +150,7 @@ def _key_figures(record: JobRecord) -> list[_KeyFigure]:
         _KeyFigure(
             f"Privacy spent, for each {record.settings.mechanism.unit}",
             f"ε = {upwards(record.epsilon, of=record.settings.epsilon)}",
-            f"of {plain_bound(record.settings.epsilon)}, at δ = {delta_upwards(record.settings.delta)}",
+            f"of {plain_bound(record.settings.epsilon)}, at δ = {plain_bound(record.settings.delta)}",
         )
         if record.is_private
         else _KeyFigure("Privacy", "none", "nothing is guaranteed"),

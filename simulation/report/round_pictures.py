@@ -8,7 +8,7 @@ import math
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from dpagent.notation import delta_upwards, plain_bound, upwards
+from dpagent.notation import plain_bound, upwards
 from dpagent.privacy.methods import method_named
 from simulation.job_record import JobRecord
 from simulation.report.drawing import COLOURS, Picture, draw_picture, line, round_axis
@@ -93,7 +93,7 @@ def budget_picture(record: JobRecord) -> Picture:
         title = f"One round spends {used} of the budget"
     caption = (
         f"{noise_words}, and ε ends at {upwards(record.epsilon, of=record.settings.epsilon)} of the target "
-        f"{plain_bound(record.settings.epsilon)} (δ = {delta_upwards(record.settings.delta)})."
+        f"{plain_bound(record.settings.epsilon)} (δ = {plain_bound(record.settings.delta)})."
     )
     note = (
         "ε so far is the cost of a run planned in advance to end with that round. A job that is unfinished, "

@@ -13,7 +13,7 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from dpagent.notation import delta_upwards, upwards
+from dpagent.notation import plain_bound, upwards
 from dpagent.wording import counted
 from simulation.comparison import scope_in_words
 from simulation.report.drawing import COLOURS, DEVICE_COLOURS, Picture, draw_picture, line, round_axis
@@ -160,7 +160,7 @@ def _price_row(price: ScopePrice) -> dict[str, Any]:
     return {
         "scope": scope_in_words(price.scope),
         "all": upwards(price.epsilon) if math.isfinite(price.epsilon) else _NO_BOUND,
-        "delta": delta_upwards(price.delta),
+        "delta": plain_bound(price.delta),
         "best": [(law, upwards(epsilon)) for law, epsilon in price.best_alone.items()],
     }
 
