@@ -2,7 +2,9 @@
 
 A step is a clipped sum over a lot of 256 records, in microbatches of 32 (`cifar-cnn`: 8). Both sides have the
 same records, and take turns of 0.3 s in one process for each engine and model; medians of 9. A ratio is the
-rate with two processes over that with one, and its median that of the turns.
+rate with two processes over that with one, and its median that of the turns. Beside it stands that of two
+processes with nothing in common, each with lots of its own: what the second core of the machine is worth to
+that model at best, where the cores share a cache, the memory and the power, or a host has other work.
 
 Memory is the proportional set size of both processes together, after as many steps, less that of a process
 that has never had another: what the second one costs, with all that both share counted once.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import statistics
 import sys
 import time
@@ -28,6 +31,7 @@ from benchmarks.figures import Figure
 from benchmarks.frameworks import ours
 from benchmarks.programs import python, run_json
 from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.training.forks import end, forked
 from dpagent.learning.training.parallel_engine import ParallelEngine
 
 _MICROBATCHES: Final = {"mnist-cnn": 32, "digits": 32, "sensor-cnn": 32, "cifar-cnn": 8}
@@ -35,6 +39,8 @@ _LOT: Final = 256
 _TURN_S: Final = 0.3
 _TURNS: Final = 9
 _TIMEOUT_S: Final = 600.0
+_LONGEST: Final = 64
+"""Bytes of a message."""
 
 
 def run() -> list[Figure]:
@@ -49,6 +55,12 @@ def run() -> list[Figure]:
             what = f"{model}, {name} engine, two processes"
             compared = f"one: {one:,.0f}"
             figures.append(Figure(what, two, "examples a second", compared, found["ratio"]))
+            figures.append(
+                Figure(
+                    f"{model}, {name} engine, two processes with lots of their own",
+                    found["apart"], "examples a second", compared, found["ratio_apart"],
+                )
+            )  # fmt: skip
             figures.append(Figure(f"{what}, the second one's memory", found["pss"] - alone["pss"], "MiB"))
     return figures
 
@@ -57,8 +69,8 @@ def main(name: str, model: str, microbatch: int, *, is_alone: bool) -> dict[str,
     """What a child measures.
 
     Returns:
-        ``pss``, in MiB; unless it is alone, ``rates`` with one process and with two, in records a second, and
-        the median of the turns' ``ratio``.
+        ``pss``, in MiB; unless it is alone, ``rates`` with one process and with two, and of two ``apart``, in
+        records a second, and the medians of the turns' ``ratio`` and ``ratio_apart``.
     """
     spec = built_in(model)
     engine = ours.made(name, spec, microbatch)
@@ -73,16 +85,38 @@ def main(name: str, model: str, microbatch: int, *, is_alone: bool) -> dict[str,
         for _ in range(3):
             step(engine)()
         return {"pss": _pss_mib(os.getpid())}
+    connection, other = _apart(step(engine))
     both = ParallelEngine(engine, 2)
     for side in (engine, both):
         step(side)()
-    turns = [(_rate(step(engine)), _rate(step(both))) for _ in range(_TURNS)]
+    turns = []
+    for _ in range(_TURNS):
+        one, two = _rate(step(engine)), _rate(step(both))
+        connection.send(b"now")
+        own = _rate(step(engine))
+        turns.append((one, two, own + float(connection.recv(_LONGEST))))
+    end(other, connection)
     pss = sum(map(_pss_mib, [os.getpid(), *both.forks]))
+    *rates, apart = (statistics.median(rates) for rates in zip(*turns, strict=True))
     return {
         "pss": pss,
-        "rates": [statistics.median(rates) for rates in zip(*turns, strict=True)],
-        "ratio": statistics.median(two / one for one, two in turns),
+        "rates": rates,
+        "ratio": statistics.median(two / one for one, two, _ in turns),
+        "apart": apart,
+        "ratio_apart": statistics.median(apart / one for one, _, apart in turns),
     }
+
+
+def _apart(step: Callable[[], object]) -> tuple[socket.socket, int]:
+    """A process that takes a turn whenever it is told to, and says its rate."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def serve() -> None:
+        while theirs.recv(_LONGEST):
+            theirs.send(str(_rate(step)).encode())
+
+    with theirs:
+        return ours, forked(serve, theirs)
 
 
 def _rate(step: Callable[[], object]) -> float:

@@ -21,9 +21,9 @@ from dpagent.learning.training.numpy_engine.workspaces import Floats
 from dpagent.learning.trial_numbers import TrialNumbers
 from dpagent.norm import Norm
 
-# Floats of activations and gradients of the records computed at a time: 8 MiB, of which each moment's part
+# Floats of activations and gradients of the records computed at a time: 4 MiB, of which each moment's part
 # stays in a core's cache; but never so few records that Python's own work shows.
-_AT_ONCE = 1 << 21
+_AT_ONCE = 1 << 20
 _LEAST_BLOCK = 4
 # Fewer than of other engines: a product of several records was tried for itself, with 2,048 numbers
 # (products.py), and all numbers of each gradient are compared, not its norm alone.
