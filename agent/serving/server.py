@@ -28,7 +28,8 @@ def serve(settings: AgentSettings, stop: threading.Event) -> None:
 
     Raises:
         StateInUseError: another server listens at the socket.
-        ConfigurationError, StorageError: it cannot start; the text gives the reason.
+        ConfigurationError, StorageError: it cannot start; the text gives the reason. Or the name of the
+            topic's broker leads to the fleet's by now.
         BrokerError: the broker of the topic refuses us.
     """
     require_another_broker(settings)

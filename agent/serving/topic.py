@@ -15,7 +15,7 @@ from agent.other_brokers import are_one
 from agent.serving.answers import Answers
 from agent.serving.lines import error_line
 from agent.settings import AgentSettings
-from dpagent.errors import BrokerError, ConfigurationError
+from dpagent.errors import BrokerError, ConfigurationError, DpagentError
 from dpagent.transport.events import Connected, Disconnected, Received
 from dpagent.transport.session import MqttSession, Subscription
 from dpagent.wording import counted
@@ -27,7 +27,8 @@ _LOOK_S: Final = 0.2
 
 def require_another_broker(settings: AgentSettings) -> None:
     """Refuse the fleet's broker, by whatever name and port, unless the owner has said that it may be asked
-    over. The board's own model is not asked over it at all: the fleet's operator could ask it as well.
+    over. The board's own model is not asked over it at all: the fleet's operator could ask it as well. A name
+    may lead there only later, so this is asked at each connection, too.
 
     Raises:
         ConfigurationError: it is the fleet's.
@@ -62,6 +63,7 @@ class TopicServer:
 
     def __init__(self, settings: AgentSettings, answers: Answers) -> None:
         assert settings.serve.mqtt is not None
+        self._settings = settings
         self._url, self._topic = settings.serve.mqtt.url, settings.serve.topic
         self._longest = settings.serve.maximum_request_mib << 20
         self._answers = answers
@@ -72,7 +74,7 @@ class TopicServer:
             persistent=False,
         )
         self._stop = threading.Event()
-        self.failure: BrokerError | None = None
+        self.failure: DpagentError | None = None
         """Why it has ended by itself."""
         self._thread = threading.Thread(target=self._serve, name="topic", daemon=True)
         self._thread.start()
@@ -96,6 +98,8 @@ class TopicServer:
                 while not self._stop.is_set():
                     match self._session.next_event(_LOOK_S):
                         case Connected():
+                            # At the start, a board without a network knows no name's addresses.
+                            require_another_broker(self._settings)
                             log.info("connected to %s, answers at %s/answer", self._url, self._topic)
                         case Disconnected(reason):
                             log.warning("%s: %s; reconnecting", self._url, reason)
@@ -103,7 +107,7 @@ class TopicServer:
                             self._session.publish(f"{self._topic}/answer", self._answer(payload))
                         case _:
                             pass
-        except BrokerError as error:
+        except (BrokerError, ConfigurationError) as error:
             self.failure = error
 
     def _answer(self, payload: bytes) -> bytes:

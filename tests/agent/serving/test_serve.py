@@ -25,7 +25,9 @@ from fleets import Program, agent_values
 from hostile_files import slow_jpeg
 from pictures import encoded, noise, write
 
-from agent.serving.topic import require_another_broker
+import agent.other_brokers
+from agent.serving.answers import Answers
+from agent.serving.topic import TopicServer, require_another_broker
 from agent.settings import AgentSettings, load_agent_settings
 from dpagent.errors import ConfigurationError
 from dpagent.protocol.signing import Signer
@@ -425,6 +427,25 @@ def test_the_broker_of_the_fleet_is_refused_by_any_name(tmp_path: Path, fleet: s
     with pytest.raises(ConfigurationError, match="reveals its records"):
         require_another_broker(settings_with(tmp_path, fleet, ask, fleet_broker=True, model="personal"))
     require_another_broker(settings_with(tmp_path, fleet, "mqtt://127.0.0.1:18832"))
+
+
+@pytest.mark.parametrize("model", ["latest", "personal"])
+def test_a_name_that_leads_to_the_fleets_broker_by_now_ends_the_answers(
+    tmp_path: Path, mosquitto: Broker, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    """A board that starts before its network knows no name's addresses. Before, the fleet's operator could
+    then ask the board's own model, as often as it liked."""
+    fleet = mosquitto.values | {"url": mosquitto.values["url"].replace("127.0.0.1", "localhost")}
+    values = agent_values(None, KEY, mqtt=fleet, serve={"mqtt": mosquitto.values, "model": model})
+    (tmp_path / "agent.yaml").write_text(yaml.safe_dump(values))
+    settings = load_agent_settings(tmp_path / "agent.yaml")
+    with monkeypatch.context() as without_network:
+        without_network.setattr(agent.other_brokers, "_addresses", lambda broker: set())
+        require_another_broker(settings)
+    with TopicServer(settings, Answers(tmp_path / "none.onnx", 1.0)) as server:
+        wait_until(lambda: server.failure, "the end of the answers")
+    assert isinstance(server.failure, ConfigurationError)
+    assert "broker of the fleet" in str(server.failure) or "reveals its records" in str(server.failure)
 
 
 def test_topics_of_fleets_and_patterns_are_refused(tmp_path: Path) -> None:
