@@ -180,6 +180,8 @@ class HomeAssistant:
                     continue
                 if told is None and time.monotonic() >= due - _AHEAD_S:
                     told = self._told()
+                    if (now := time.monotonic()) > due:  # How late it is must not show: it waits.
+                        due = next_due(due, self._own.every_s, now)
                 if told is not None and (now := time.monotonic()) >= due:
                     self._publish(told)
                     due, told = next_due(due, self._own.every_s, now), None
@@ -192,6 +194,7 @@ class HomeAssistant:
 
         Raises:
             BrokerError: The broker refuses the board, or does not answer.
+            ConfigurationError: Its name leads to the fleet's broker by now.
         """
         until = time.monotonic() + _FAREWELL_S
         waiting: set[int | None] = set()
@@ -200,6 +203,7 @@ class HomeAssistant:
             while time.monotonic() < until:
                 match self._session.next_event(_LOOK_S):
                     case Connected():
+                        self._require_own()
                         # What was not sent is never acknowledged: the next connection sends all again.
                         waiting = {self._session.publish(topic, b"", retain=True) for topic in topics}
                     case Acknowledged(handle):
