@@ -177,7 +177,7 @@ class Agent:
             sensors,
             self._clock,
             written_today=self._writes.today,
-            readers=lambda: (self._looks.process, *self._latest_model.processes),
+            readers=lambda: (self._looks.process, *self._latest_model.started),
             may_be_ending=lambda: self._latest_model.may_be_ending,
         )
         self._latest_model = LatestModel(settings, self._clock)

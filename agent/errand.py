@@ -121,6 +121,11 @@ class Errand:
             raise ErrandError(f"the process {program} cannot be asked: {error}") from error
 
     @property
+    def process(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    @property
     def may_be_asked(self) -> bool:
         """Whether the process is there, and nobody has ended it."""
         return self._process.poll() is None

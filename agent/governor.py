@@ -63,7 +63,8 @@ class Governor:
         clock: the program's.
         written_today: bytes that this program has written to the disk, or None where the kernel does not
             say; by default, all that this thread has.
-        readers: the processes that this program has started, and waits for, whose ends may depend on records.
+        readers: the processes that this program has started, and waits for, whose ends may depend on records,
+            or on how full the disk is.
         may_be_ending: whether one of them would be ending now that took all of its time. Public.
     """
 

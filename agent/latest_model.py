@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 
 _PROGRAM: Final = "agent.model_keeping"
 _COMMAND_S: Final = 60.0
+_WRITING_S: Final = 30.0
+"""A process that writes a model has so long before the owner's command begins, and"""
+_SLOWEST: Final = 1 << 20
+"""a second more for so many bytes. On a disk that takes longer, the command begins, and ends, later."""
 _REQUESTS: Final = 5
 """For chunks that do not come, of one model or of several: the broker answers each with all that it has."""
 _ENDING_S: Final = 5.0
@@ -103,9 +107,12 @@ class LatestModel:
         """That are ended, and may not have let go of their memory yet. Nothing waits for that: how much they
         have is a matter of records."""
         self._ends_at = math.inf
+        """When the time of the owner's command is over (monotonic), whether one has begun or not. Public."""
         self._over_at = -math.inf
         """When the time of a command was over last (monotonic): whether it was ended then, had ended by
         itself, or never began. Public."""
+        self._came: AssetTerms | None = None
+        """A model that has come, and for which a command's time is to begin."""
         self._is_written = False
         """Whether a file has been written, or not, since the last command was told."""
         self._is_to_tell = False
@@ -153,7 +160,7 @@ class LatestModel:
             data: the model, of that digest.
         """
         self._settle(asset, is_finished=True)
-        self._next = asset, data
+        self._next, self._came = (asset, data), asset
         self.tend()
 
     def take_current(self, plan: Plan, export: bytes, weights: bytes) -> None:
@@ -165,7 +172,7 @@ class LatestModel:
         """
         asset = current_asset(plan)
         self._settle(asset, is_finished=False)
-        self._next = asset, CurrentParts(plan, export, weights)
+        self._next, self._came = (asset, CurrentParts(plan, export, weights)), asset
         self.tend()
 
     def note_absent(self, plan: Plan) -> None:
@@ -208,6 +215,14 @@ class LatestModel:
         return [each.process for each in (running, *killed) if each is not None]
 
     @property
+    def started(self) -> list[int]:
+        """The ids of all processes that this has started: of the owner's commands, and of one that writes a
+        file. When they end is a matter of records, or of how full the disk is."""
+        writing = self._writing
+        writer = None if writing is None else writing.process
+        return [*self.processes, *([] if writer is None else [writer])]
+
+    @property
     def may_be_ending(self) -> bool:
         """Whether a command would be ending now, had it gone on for all of its time. Public."""
         return self._clock.monotonic() < self._over_at + _ENDING_S
@@ -231,15 +246,21 @@ class LatestModel:
             if self._running is not None:
                 self._running.hold(is_held=False)
 
+    def _begin_time(self, asset: AssetTerms) -> None:
+        """A model has come: a command before it ends, and one has its time, whether there will be another
+        file to tell it of or not, and whenever there is one."""
+        if self._command:
+            self.stop()
+            self._over_at = self._clock.monotonic()
+            self._ends_at = self._over_at + _WRITING_S + asset.size // _SLOWEST + _COMMAND_S
+
     def _tell(self) -> None:
-        """Run the owner's command, if there is another file, and give it its time."""
+        """Run the owner's command, if there is another file."""
         is_to_tell, self._is_written, self._is_to_tell = self._is_to_tell, False, False
-        if not self._command:
+        if not (self._command and is_to_tell):
             return
-        self._over_at = self._clock.monotonic()
-        self._ends_at = self._over_at + _COMMAND_S
-        if not is_to_tell:
-            return
+        if (ends_at := self._clock.monotonic() + _COMMAND_S) > self._ends_at or self._ends_at == math.inf:
+            self._ends_at = ends_at  # The disk is very slow.
         self.stop()
         try:
             self._running = OwnersCommand([*self._command, str(self.file)], reads_records=True)
@@ -251,6 +272,9 @@ class LatestModel:
         self._take_written()
         if self._held_since is not None:
             return
+        if self._came is not None:
+            came, self._came = self._came, None
+            self._begin_time(came)
         if self._is_written:
             self._tell()
         self._killed = [each for each in self._killed if not each.is_over()]
@@ -304,6 +328,11 @@ class _Writing(threading.Thread):
         self._errand: Errand | None = None
         self._is_ended = False
         self.is_another = False
+
+    @property
+    def process(self) -> int | None:
+        """The id of the process that writes; None: it has not been started."""
+        return None if self._errand is None else self._errand.process
 
     def end(self) -> None:
         """End the process: the agent ends. The file is the one before, or the new one."""

@@ -71,10 +71,10 @@ class ModelFileSettings(Settings):
     """File that the model is written to (ONNX), replaced in one step; relative to this file. The
     one before stays beside it, with ``.previous`` in its name. Default: ``model.onnx`` in ``state_dir``."""
     command: tuple[str, ...] = ()
-    """Program and arguments to run when the file has changed, with its path as the last argument; it has 60
-    seconds, without the times in which a round is decided on or trains: as it may read records, it is stopped
-    then (``SIGSTOP``). So it is with all that it leaves running: what is to go on has to leave its process
-    group (``setsid``), and must not read records. Nothing is run by default."""
+    """Program and arguments to run when the file has changed, with its path as the last argument; it has at
+    least 60 seconds, without the times in which a round is decided on or trains: as it may read records, it
+    is stopped then (``SIGSTOP``). So it is with all that it leaves running: what is to go on has to leave its
+    process group (``setsid``), and must not read records. Nothing is run by default."""
 
 
 class MembershipSettings(Settings):

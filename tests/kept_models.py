@@ -12,6 +12,8 @@ def kept_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let it be written here from now on, by what that process runs."""
 
     class Here:
+        process = None
+
         def __init__(self, program: str) -> None:
             assert program == "agent.model_keeping"
 

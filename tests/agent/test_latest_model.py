@@ -316,7 +316,7 @@ def test_what_the_command_leaves_in_the_background_stands_still_and_ends_too(
         wait_until(lambda: state_of(left) == "R", "a program that goes on")
         latest.tend()
         assert is_running(left), "its time is not over"
-        clock.advance(61.0)
+        clock.advance(91.0)
         latest.tend()
         wait_until(lambda: not is_running(left), "its end")
     finally:
@@ -336,12 +336,50 @@ def test_nobody_waits_until_a_command_is_gone_that_took_all_of_its_time(
     kept(latest, b"new")
     wait_until(lambda: noted.exists() and noted.read_text().strip(), "the command")
     command = int(noted.read_text())
-    clock.advance(61.0)
+    clock.advance(91.0)
     latest.tend()
     assert Path(f"/proc/{command}").exists(), "nobody has waited for its end"
     assert latest.processes == [command]
     wait_until(lambda: latest.tend() or not latest.processes, "its end")
     assert not Path(f"/proc/{command}").exists()
+
+
+def time_of_a_command(directory: Path, clock: MovableClock, *, written_after_s: int | None) -> list[bool]:
+    """When the governor reckons with the end of a command, after a model has come that is written so much
+    later; None: the disk has no room."""
+    directory.mkdir()
+    latest, may_be_ending = LatestModel(settings_in(directory, command=["/bin/true"]), clock), []
+    with pytest.MonkeyPatch.context() as patch:
+        kept_here(patch)
+        written, original = threading.Event(), agent.model_keeping.write_atomically
+
+        def write(path: Path, data: bytes) -> None:
+            written.wait(PATIENCE_S)
+            original(path, data)
+
+        patch.setattr("agent.model_keeping.write_atomically", write)
+        if written_after_s is None:
+            patch.setattr("agent.model_keeping.SPACE_LEFT", 1 << 60)
+        latest.take(asset_of(b"new"), b"new")
+        for second in range(130):
+            if second == (written_after_s or 0):
+                written.set()
+                wait_until(lambda: latest.tend() or not latest.is_writing, "the file")
+            may_be_ending.append(latest.may_be_ending)
+            clock.advance(1.0)
+            latest.tend()
+    latest.close()
+    assert latest.file.exists() is (written_after_s is not None)
+    return may_be_ending
+
+
+def test_the_commands_time_does_not_tell_when_there_was_room(tmp_path: Path, clock: MovableClock) -> None:
+    """No round begins, and no load is measured, where a command may be ending. Before, that counted from when
+    the file was written, or was not: at once on a disk without room for it."""
+    full = time_of_a_command(tmp_path / "full", clock, written_after_s=None)
+    assert time_of_a_command(tmp_path / "quick", clock, written_after_s=0) == full
+    assert time_of_a_command(tmp_path / "slow", clock, written_after_s=20) == full
+    assert full == [second < 5 or 90 <= second < 95 for second in range(130)]
 
 
 def test_where_memory_runs_out_the_command_ends_before_training(tmp_path: Path, clock: MovableClock) -> None:
@@ -384,7 +422,7 @@ def test_a_command_that_fails_or_hangs_is_told_and_ends(
     began = time.monotonic()
     kept(latest, b"new")
     assert time.monotonic() - began < 10, "nobody waits for it"
-    clock.advance(61.0 if "took more" in words else 0.0)
+    clock.advance(91.0 if "took more" in words else 0.0)
 
     def told() -> bool:
         latest.tend()

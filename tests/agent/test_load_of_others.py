@@ -85,7 +85,7 @@ def test_the_end_of_a_look_changes_no_load(tmp_path: Path, *, is_over: bool) -> 
     assert load.held == [True, False, True]
 
 
-def test_an_agents_governor_knows_its_look(tmp_path: Path) -> None:
+def test_an_agents_governor_knows_what_reads_records_and_what_writes_a_model(tmp_path: Path) -> None:
     key = Signer(new_signing_secret(), "testers").public_key
     agent = Agent(load_agent_settings(write_agent(tmp_path, None, key, engine="numpy")))
     try:
@@ -93,6 +93,10 @@ def test_an_agents_governor_knows_its_look(tmp_path: Path) -> None:
         assert [*readers()] == [None]
         agent._looks.begin()
         assert [*readers()] == [agent._looks.process] != [None]
+        # So that it does not show when a model was written, or found no room.
+        agent._latest_model.take(AssetTerms(role="model", digest=content_digest(b"m"), size=1), b"m")
+        wait_until(lambda: len([*readers()]) == 2, "a process that writes a model")
+        assert not agent._latest_model.processes
     finally:
         agent.close()
 
@@ -130,12 +134,12 @@ def test_whether_the_owners_command_takes_all_of_its_time_changes_no_load(
     with agent_with_command(tmp_path, is_over=is_over, highest_load=0.3) as (agent, command):
         clock, tree = agent._clock, BoardTree(tmp_path / "board")
         assert isinstance(clock, MovableClock)
-        for step in range(1, 41):
-            is_there, others = not is_over and step < 31, 320 if step == 31 else 80
+        for step in range(1, 56):
+            is_there, others = not is_over and step < 46, 320 if step == 46 else 80
             if is_there:
                 tree.run(command, os.getpid(), 1)
                 tree.run(FORK, command, 100 * step)
-            elif not is_over and step == 31:
+            elif not is_over and step == 46:
                 for ended in (command, FORK):
                     tree.remove(f"proc/{ended}/stat")
             tree.run(os.getpid(), 1, 40 * step)
@@ -143,7 +147,7 @@ def test_whether_the_owners_command_takes_all_of_its_time_changes_no_load(
             clock.advance(2.0)
             held.append(agent._governor.why_not(begins=True) is not None)
             agent._latest_model.tend()
-    assert held[4:] == [False] * 36
+    assert held[4:] == [False] * 51
 
 
 @pytest.mark.parametrize("is_over", [False, True])
@@ -155,9 +159,9 @@ def test_whether_the_owners_command_takes_all_of_its_time_changes_no_memory(
     with agent_with_command(disk, is_over=is_over, least_free_memory_mib=1) as (agent, _):
         clock, held = agent._clock, []
         assert isinstance(clock, MovableClock)
-        for _ in range(70):
+        for _ in range(100):
             clock.advance(1.0)
             held.append(agent._governor.why_not(begins=True))
             agent._latest_model.tend()
-    assert held[10:60] == held[68:] + [None] * 48
-    assert "the owner's command" in (held[62] or "")
+    assert held[10:88] == held[98:] + [None] * 76
+    assert "the owner's command" in (held[92] or "")
