@@ -99,7 +99,9 @@ class Agent:
         log.info("board profile %s: %s", loaded.name, profile.description, extra=PRIVATE)
         self._settings = settings = on_board(settings, profile)
         require_kind(settings.data)
-        require_public_room(settings.governor, settings.state_dir, settings.data.path)
+        require_public_room(
+            settings.governor, settings.state_dir, settings.data.path, reader=settings.model.reader
+        )
         niceness = os.nice(max(0, profile.niceness - os.nice(0)))
         if opening is not None:
             opening.give_way(niceness)

@@ -176,7 +176,7 @@ def governed(settings: AgentSettings, sensors: Sensors) -> Iterator[Finding]:
         yield fine("governor", "trains whenever there is a round: no `governor` in agent.yaml or the profile")
         return
     try:
-        require_public_room(wanted, settings.state_dir, settings.data.path)
+        require_public_room(wanted, settings.state_dir, settings.data.path, reader=settings.model.reader)
     except DpagentError as error:
         yield problem_of("governor", error)
         return

@@ -405,13 +405,27 @@ def _question(command: tuple[str, ...], period_s: float, clock: Clock) -> Questi
     return Question(command, period_s, clock) if command else None
 
 
-def require_public_room(settings: GovernorSettings, state_dir: Path, data: Path) -> None:
-    """Refuse a limit on the room where the records lie, on a disk or in memory: it would tell how many there
-    are.
+def require_public_room(
+    settings: GovernorSettings, state_dir: Path, data: Path, *, reader: str | None = None
+) -> None:
+    """Refuse a limit on room that records take, on a disk or in memory: it would tell how many there are.
+
+    Args:
+        settings: with the limits.
+        state_dir: of the agent.
+        data: where the records lie.
+        reader: what reads records besides the agent, and writes to ``state_dir`` what it makes of them.
 
     Raises:
         ConfigurationError: There is one.
     """
+    if settings.least_free_disk_mib is not None and reader is not None:
+        raise ConfigurationError(
+            f"governor.least_free_disk_mib is {settings.least_free_disk_mib}, and {reader} may read records"
+            f" and keep what it makes of them in state_dir ({state_dir}), as `dpagent personalise` does. How"
+            " much room that takes follows from the records, and whether this board trains would tell it."
+            " Leave one of the two out."
+        )
     if settings.least_free_disk_mib is not None and _share_room(_existing(state_dir), _existing(data)):
         raise ConfigurationError(
             f"governor.least_free_disk_mib is {settings.least_free_disk_mib}, and the records ({data}) lie on"

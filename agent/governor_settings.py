@@ -93,7 +93,8 @@ class GovernorSettings(Settings):
     memory (``/dev/shm``, a RAM disk, an overlay root): how much is left would tell of them."""
     least_free_disk_mib: Annotated[int, Limits(ge=1)] | None = None
     """Room on the disk of ``state_dir`` for a round to begin, in MiB. The records must lie on another one
-    (subvolumes and overlays of one disk are none): how full theirs is tells of them."""
+    (subvolumes and overlays of one disk are none): how full theirs is tells of them. So there must be no
+    ``model.command``, which may write what it makes of them, and ``dpagent personalise`` does not run."""
     most_written_mib_per_day: Annotated[int, Limits(ge=1)] | None = None
     """MiB that the agent may have written to the disk on a day (of UTC) for another round to begin: ledger
     and spool, as the kernel counts them. A round goes beyond it at most once. What training and

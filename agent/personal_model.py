@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from agent.governor import require_public_room
 from agent.latest_model import personal_of
 from agent.model_keeping import disagreements
 from agent.priority import give_way_to_all
@@ -52,11 +53,15 @@ def personalise_board(settings: AgentSettings, recipe: Recipe) -> tuple[Personal
 
     Raises:
         DataError: there is no model yet, or model or records cannot be used for that.
-        ConfigurationError: the data are declared to be others than the model was trained on.
+        ConfigurationError: the data are declared to be others than the model was trained on; or the board
+            trains, or does not, by how full the disk is.
         StorageError: the disk is full.
     """
     give_way_to_all()
     settings = on_board(settings, open_profile(settings.profile).profile)
+    require_public_room(
+        settings.governor, settings.state_dir, settings.data.path, reader="`dpagent personalise`"
+    )
     file = settings.model_file
     with disk_errors(file):
         model = file.read_bytes() if file.exists() else None

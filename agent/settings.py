@@ -76,6 +76,11 @@ class ModelFileSettings(Settings):
     is stopped then (``SIGSTOP``). So it is with all that it leaves running: what is to go on has to leave its
     process group (``setsid``), and must not read records. Nothing is run by default."""
 
+    @property
+    def reader(self) -> str | None:
+        """What may read records besides the agent, by its name here."""
+        return "model.command" if self.command else None
+
 
 class MembershipSettings(Settings):
     """How the board renews its certificate, ``mqtt.cert_file``. Written by ``dpagent enrol``."""

@@ -24,6 +24,8 @@ from hypothesis import strategies as st
 
 from agent import governor as governor_module
 from agent import sensors as sensors_module
+from agent.daemon import Agent
+from agent.diagnosis import governed
 from agent.governor import Governor, require_public_room
 from agent.governor_settings import GovernorSettings, is_in
 from agent.profile import load_profile
@@ -410,6 +412,19 @@ def test_how_full_the_disk_of_the_records_is_decides_nothing(tmp_path: Path) -> 
         require_public_room(settings, tmp_path / "not/yet", tmp_path)
     require_public_room(settings, tmp_path, Path("/proc/self"))
     require_public_room(GovernorSettings(), tmp_path, tmp_path)
+    require_public_room(GovernorSettings(), tmp_path, tmp_path, reader="model.command")
+
+
+def test_how_much_the_owners_command_keeps_of_records_decides_nothing(tmp_path: Path) -> None:
+    """On a disk without the records: `dpagent personalise` has features of them all in state_dir while it
+    runs, longer where it is ended, and then the board's own model, or none."""
+    data, model = {"path": "/proc/self/data.npz"}, {"command": ["/bin/true"]}
+    file = write_agent(tmp_path, None, KEY, governor={"least_free_disk_mib": 1}, data=data, model=model)
+    settings = load_agent_settings(file)
+    with pytest.raises(ConfigurationError, match=r"model\.command may read records"):
+        Agent(settings)
+    (found,) = governed(settings, Sensors())
+    assert "model.command may read records" in found.text
 
 
 OVERLAY = """

@@ -111,7 +111,7 @@ def test_what_is_asked_wrongly_is_refused(tmp_path: Path, options: list[str], co
     assert not (tmp_path / "state" / "model.personal.onnx").exists()
 
 
-def test_a_board_without_a_model_or_with_other_inputs_is_told(tmp_path: Path) -> None:
+def test_a_board_that_cannot_have_one_is_told(tmp_path: Path) -> None:
     config = board(tmp_path)
     (tmp_path / "state" / "model.onnx").unlink()
     result = personalise(config)
@@ -129,6 +129,11 @@ def test_a_board_without_a_model_or_with_other_inputs_is_told(tmp_path: Path) ->
     result = personalise(config)
     assert result.returncode == 3
     assert "data.csv.scale is 1.0 on this board, and its fleet's model was trained with 10.0" in result.stderr
+    values["governor"] = {"least_free_disk_mib": 1}
+    config.write_text(yaml.safe_dump(values))
+    result = personalise(config)
+    assert result.returncode == 3
+    assert "`dpagent personalise` may read records" in " ".join(result.stderr.split())
 
 
 def scheduling_of(process: int) -> tuple[int, int]:
