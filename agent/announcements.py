@@ -186,7 +186,7 @@ class Announcements:
         if is_new and underway is not None and underway.digest == digest and self._has_slots_left(now):
             # A plan of another job came between, and broke nothing off.
             self.current = underway
-            self._publisher.open_window(underway.plan, self._slots.begins_at, self._slots.number)
+            self._publisher.open_window(underway.plan, self._slots.begins_at, self._slots)
             self._publisher.draw_times_again()
             self.draw_probe_times()
             return
@@ -294,7 +294,7 @@ class Announcements:
         self._underway, self._slots = announced, slots
         self._busy_until = self._publisher.end_of(announced.plan, slots)
         self._busy_on_any_grid = self._publisher.end_on_any_grid(announced.plan, slots)
-        self._publisher.open_window(announced.plan, slots.begins_at, slots.number)
+        self._publisher.open_window(announced.plan, slots.begins_at, slots)
 
     def put_off(self, announced: Announced, slots: Slots) -> None:
         """The slots of a round have become more: its training was paused.
@@ -309,7 +309,7 @@ class Announcements:
                 self._publisher.end_on_any_grid(announced.plan, slots),
             )
         if self.current is announced:
-            self._publisher.open_window(announced.plan, slots.begins_at, slots.number)
+            self._publisher.open_window(announced.plan, slots.begins_at, slots)
 
     def training_is_over(self, announced: Announced) -> None:
         """What training left is taken. Where that is later than its slots end, what is asked for by name

@@ -76,6 +76,7 @@ class _Queue:
         chance: draws how long each is held.
 
     Attributes:
+        again_from: through a mixer, when the time begins after which one is sent again (monotonic).
         waiting: by digest, in the order of their times.
         left: when those are sent again that have left since that was last asked, by digest (monotonic).
     """
@@ -84,6 +85,7 @@ class _Queue:
         self._rate, self._chance = rate, chance
         self._left_at = -math.inf
         self._leaves_at: float | None = None
+        self.again_from = -math.inf
         self.waiting: dict[bytes, SpooledFragment] = {}
         self.left: dict[bytes, float] = {}
 
@@ -145,7 +147,6 @@ class Departures:
         self._changed = threading.Condition()
         """Held by whichever thread uses what follows."""
         self._plan: Plan | None = None
-        self._resent_from = -math.inf
         self._probes, self._fragments = (_Queue(messages_per_second, self._random) for _ in range(2))
         self._heard_until: dict[str, tuple[float, bytes]] = {}
         """By the topic of a receipt, when its subscription ends (monotonic), and the digest of the fragment:
@@ -174,7 +175,7 @@ class Departures:
         fragments: Mapping[bytes, float],
         *,
         message: Callable[[bytes], bytes | None],
-        resent_from: float,
+        again_from: tuple[float, float],
     ) -> None:
         """These messages leave at their times, and no others any more.
 
@@ -182,8 +183,8 @@ class Departures:
             plan: of the round.
             probes, fragments: due times (monotonic seconds) by digest, in order.
             message: of a digest; None if it does not leave any more.
-            resent_from: where a mixer holds messages back, when the time begins after which one is sent
-                again (monotonic seconds).
+            again_from: where a mixer holds messages back, when the time begins after which a probe is sent
+                again, and a fragment (monotonic seconds).
         """
         with self._changed:
             before = self._probes.waiting | self._fragments.waiting
@@ -197,7 +198,8 @@ class Departures:
         # Before the thread has to wait: the disk may take long.
         new_probes, new_fragments = [*read(probes)], [*read(fragments)]
         with self._changed:
-            self._plan, self._resent_from = plan, resent_from
+            self._plan = plan
+            self._probes.again_from, self._fragments.again_from = again_from
             self._probes.prepare(new_probes)
             self._fragments.prepare(new_fragments)
             self._changed.notify()
@@ -291,7 +293,7 @@ class Departures:
                 break
             sealed = self._seal(each.message, plan)
             faults.reached(FaultPoint.AGENT_SEALED)
-            again_at = self._resend_time(plan, now)
+            again_at = self._resend_time(plan, now, queue.again_from)
             if plan.receipts == "fragment":
                 receipt = self._topics.receipt(each.receipt_place)
                 self._session.hear(receipt)
@@ -301,11 +303,11 @@ class Departures:
             faults.reached(FaultPoint.AGENT_PUBLISHED)
             queue.note_left(each.digest, again_at)
 
-    def _resend_time(self, plan: Plan, now: float) -> float:
+    def _resend_time(self, plan: Plan, now: float, again_from: float) -> float:
         """When a fragment that leaves now is resent.
 
         A mixer waits until it has a batch. Resends in the window would fill it with copies from those that
         sent first, and broker and coordinator would know who had sent the fragments that come twice.
         """
-        after = now if plan.mixer is None else max(now, self._resent_from)
+        after = now if plan.mixer is None else max(now, again_from)
         return after + _RESEND_S * self._random.uniform(1.0, 2.0)

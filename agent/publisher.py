@@ -112,6 +112,9 @@ class Publisher:
         self._window: _Window | None = None
         self._jitter_ends_at = -math.inf
         """Of the times that were drawn last."""
+        self._probed_until = -math.inf
+        """When it is over that a mixer is sent fragments of the open round, on any grid: no probe is sent to
+        it again before, nor at a time that would tell the grid (monotonic)."""
         self._opened = "", 0, -math.inf
         """The last round whose slots began, or that got its times when it was spooled, and when its window
         opens (monotonic)."""
@@ -159,7 +162,7 @@ class Publisher:
         """When training has to be over that has these slots (monotonic seconds)."""
         return slots.begins_at + (slots.number - _SLOT_MARGIN) * self.slot_s(plan)
 
-    def open_window(self, plan: Plan, begins_at: float, slots: int | None = None) -> None:
+    def open_window(self, plan: Plan, begins_at: float, slots: Slots | None = None) -> None:
         """Publish in the jitter windows of this round from now on, and nothing of another.
 
         Args:
@@ -168,9 +171,19 @@ class Publisher:
             slots: that its training takes, once that is known: nothing of it leaves before they are over.
         """
         self._departures.clear()
-        self._window = window = _Window(plan, begins_at, slots or 1)
+        before, number = self._window, 1 if slots is None else slots.number
+        self._window = window = _Window(plan, begins_at, number)
+        if before is None or (before.job, before.round) != (window.job, window.round):
+            self._probed_until = -math.inf
         if slots is not None:
-            self._opened = window.job, window.round, begins_at + slots * self.slot_s(plan)
+            self._opened = window.job, window.round, begins_at + number * self.slot_s(plan)
+            self._probe_until(self.end_on_any_grid(plan, slots))
+
+    def _probe_until(self, opens_at: float) -> None:
+        """The jitter window of the open round opens then, at the latest, on any grid."""
+        assert self._window is not None
+        over_at = opens_at + self._window.plan.jitter_window_s
+        self._probed_until = max(self._probed_until, over_at)
 
     def close_window(self) -> None:
         """Publish nothing until another window is opened."""
@@ -200,6 +213,7 @@ class Publisher:
         if self._window is not None:
             plan = self._window.plan
             earliest = decided_from + _TO_DECIDE * self.period_s + self.slot_s(plan)
+            self._probe_until(earliest + self.period_s)
             self._state.probes.draw_times(
                 {
                     digest: earliest
@@ -263,7 +277,7 @@ class Publisher:
                 state.probes.due(math.inf, AHEAD),
                 state.spool.next_ones(self._clock.monotonic(), AHEAD, self._departures.prepared),
                 message=lambda digest: state.probes.message(digest) or state.spool.message(digest),
-                resent_from=self._jitter_ends_at,
+                again_from=(self._probed_until, self._jitter_ends_at),
             )
         self._departures.leave()
         self._note_left()

@@ -189,7 +189,7 @@ def ends_with_the_next_publication(publisher: Publisher) -> None:
 
 def ends_with_the_round(publisher: Publisher) -> None:
     ends_at = publisher._clock.monotonic() + 5.0 + WINDOW_S + publisher._random.uniform(5.0, 10.0)
-    publisher._departures._resend_time = lambda plan, now: ends_at  # type: ignore[method-assign]
+    publisher._departures._resend_time = lambda plan, now, again_from: ends_at  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("rule", [ends_with_the_next_publication, ends_with_the_round])

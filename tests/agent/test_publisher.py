@@ -334,6 +334,31 @@ def test_through_a_mixer_nothing_goes_again_before_the_window_is_over(
     assert {*line.sent[8:]} == {*first}
 
 
+def test_through_a_mixer_a_probe_goes_again_when_all_windows_are_over_whatever_the_grid_is(
+    state: AgentState, publisher: Publisher, clock: MovableClock
+) -> None:
+    """Before, 5 s or more after the end of the board's own window: who withheld the receipt of a probe, which
+    is known by name, knew when that was, and so its grid, and how long training took."""
+    for chance in (publisher._random, publisher._departures._random):
+        chance.uniform = lambda low, high: low  # type: ignore[method-assign]
+    again_after: list[float] = []
+    for number, epoch in enumerate((0.1, 0.2, 0.7), 1):
+        mixed, began_at = PLAN.with_values({"mixer": bytes(range(32)), "round": number}), clock.monotonic()
+        publisher._epoch = began_at + epoch * SLOT_S
+        slots = publisher.slots(began_at, 2)
+        state.keep_probes(mixed.job.hex(), number, [SpooledFragment(digest(number), b"probe", None)])
+        publisher.open_window(mixed, slots.begins_at, slots)
+        publisher.draw_times()
+        publisher.draw_probe_times(began_at)
+        clock.advance(2 * SLOT_S)
+        publisher.publish_due()
+        next_at = state.probes.next_due_at()
+        assert next_at is not None
+        again_after.append(next_at - began_at)
+    over_after = 0.25 * SLOT_S + SLOT_S + 2 * SLOT_S + JITTER_S
+    assert again_after == pytest.approx([over_after + 5.0] * 3), "copies fill no batch of fragments"
+
+
 def test_what_the_session_does_not_take_stays_due(
     publisher: Publisher, state: AgentState, line: Line, clock: MovableClock
 ) -> None:
