@@ -20,10 +20,12 @@ def serve(
     broker on the board. A model that a finished job brings is taken when it comes. No network is needed.
     The section `serve` of agent.yaml says where, and who may ask.
     """
+    from agent.marked_log import is_private
     from dpagent.extras import require_onnx_runtime
 
     require_onnx_runtime("`dpagent serve`")
-    start_logging(log_level, log_format, "answers")
+    # When another model is taken tells whether there was room for it, or what the board's own records made.
+    start_logging(log_level, log_format, "answers", is_private=is_private)
     stop = StopSignals()
     from agent.serving.server import serve as run
 

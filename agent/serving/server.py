@@ -17,6 +17,9 @@ from dpagent.service_manager import ServiceManager
 log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.5
+_OF_ITS_OWN: Final = "answers with the board's own model, if there is one"
+"""For the service manager, which tells every user of the board: whether there is one, and which, follows from
+the board's records."""
 
 
 def serve(settings: AgentSettings, stop: threading.Event) -> None:
@@ -48,7 +51,7 @@ def serve(settings: AgentSettings, stop: threading.Event) -> None:
         while not stop.wait(_LOOK_S):
             manager.alive()
             answers.refresh()
-            manager.status(answers.status)
+            manager.status(answers.status if wanted.model == "latest" else _OF_ITS_OWN)
             if topic is not None and topic.failure is not None:
                 raise topic.failure
         manager.stopping()

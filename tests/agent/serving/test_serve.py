@@ -248,6 +248,29 @@ def test_systemd_is_told_when_it_serves_and_when_it_ends(
         assert manager.recv(1_000) == b"STOPPING=1"
 
 
+def test_what_it_says_of_the_boards_own_model_is_for_its_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether there is another follows from the records. Before, the service manager told every user of the
+    board, and lines that are collected without those that are private did."""
+    options = ("--config", config(tmp_path, model="personal"), "--log-format", "json")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(60)
+        manager.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with Program("serve", *options, log=tmp_path / "serve.log") as program:
+            assert manager.recv(1_000) == b"READY=1"
+            for number in (1, 2):  # By the second one, what it tells of the first is said.
+                write_model(tmp_path / "model.personal.onnx", (4, 2), 3, NAMES, {"csv": WALKS})
+                wait_until(lambda: program.said().count("answers with") == number, "a model")  # noqa: B023
+            assert program.stop() == 0
+        told = [manager.recv(1_000) for _ in range(2)]
+    assert told == [b"STATUS=answers with the board's own model, if there is one", b"STOPPING=1"]
+    lines = [json.loads(line) for line in program.said().splitlines()]
+    assert any("round 7" in line["message"] for line in lines)
+    assert all(line.get("private") for line in lines)
+
+
 def test_a_model_may_come_after_the_server(
     tmp_path: Path, serve: Serve, clients: Callable[[], Client]
 ) -> None:
