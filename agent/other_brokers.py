@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 
 from dpagent.transport.settings import MqttSettings
 
@@ -14,7 +14,7 @@ def are_one(other: MqttSettings, fleet: MqttSettings) -> bool:
     other."""
     places = _addresses(other), _addresses(fleet)
     shared = places[0] & places[1]
-    if not shared and other.host.lower() != fleet.host.lower():
+    if not shared and _plain_name(other.host) != _plain_name(fleet.host):
         return other.port == fleet.port and all(any(map(_is_own, each)) for each in places)
     is_here = bool(shared) and all(ip_address(address).is_loopback for address in shared)
     return other.port == fleet.port or not is_here
@@ -24,11 +24,23 @@ def _addresses(broker: MqttSettings) -> set[str]:
     """What the name of a broker stands for, as far as it is known now."""
     try:
         return {
-            str(entry[4][0])
+            _plain_address(str(entry[4][0]))
             for entry in socket.getaddrinfo(broker.host, broker.port, type=socket.SOCK_STREAM)
         }
     except OSError:
         return set()
+
+
+def _plain_name(name: str) -> str:
+    """A name without what makes no other name of it: case, and the dot of the root."""
+    return name.lower().removesuffix(".")
+
+
+def _plain_address(text: str) -> str:
+    """An address, that of IPv4 where it is one in the form of IPv6."""
+    address = ip_address(text)
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return str(mapped or address)
 
 
 def _is_own(address: str) -> bool:

@@ -441,6 +441,8 @@ def settings_with(tmp_path: Path, fleet: str, ask: str, **serve: Any) -> AgentSe
         ("mqtt://broker.invalid", "mqtt://broker.invalid:1883"),
         ("mqtts://broker.invalid", "mqtt://broker.invalid"),
         ("mqtts://192.0.2.1", "mqtt://192.0.2.1"),
+        ("mqtts://192.0.2.1", "mqtts://[::ffff:192.0.2.1]"),
+        ("mqtts://broker.invalid", "mqtts://broker.invalid."),
     ],
 )
 def test_the_broker_of_the_fleet_is_refused_by_any_name(tmp_path: Path, fleet: str, ask: str) -> None:
