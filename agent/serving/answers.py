@@ -19,15 +19,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.child_programs import environment
-from agent.serving.lines import READS_FILES, READS_NONE, error_line
+from agent.serving.lines import GIVES_WAY, READS_FILES, READS_NONE, error_line
 from dpagent.errors import DataError
 
 log = logging.getLogger(__name__)
 
 _PROGRAM: Final = "agent.serving.program"
 _LOAD_S: Final = 120.0
+_LOAD_BEHIND_S: Final = 3_600.0
+"""Where that gives way to all other programs: training may want all cores, for so long."""
 _READ_BYTES: Final = 1 << 16
 _TRY_AGAIN_S: Final = 5.0
+_LOOK_S: Final = 1.0
 
 
 class Answers:
@@ -36,14 +39,18 @@ class Answers:
     Args:
         model: its file, which may come later, and change.
         timeout_s: that an answer may take.
+        gives_way: whether another model is read only where nothing else wants a core, and no request waits
+            for that: of one that comes at a time which records decide, as that of ``dpagent personalise``.
     """
 
-    def __init__(self, model: Path, timeout_s: float) -> None:
-        self._model, self._timeout_s = model, timeout_s
+    def __init__(self, model: Path, timeout_s: float, *, gives_way: bool = False) -> None:
+        self._model, self._timeout_s, self._gives_way = model, timeout_s, gives_way
         self._lock = threading.Lock()
         self._process: _Process | None = None
+        self._next: _Process | None = None
+        """That takes over once it is ready."""
         self._known: tuple[int, ...] | None = None
-        """The file that the process, or the last attempt to start one, was given."""
+        """The file that the last process was given which was started, or was to be."""
         self._not_before = 0.0
         self.status = ""
         """What is answered, in a line."""
@@ -57,6 +64,8 @@ class Answers:
         """
         with self._lock:
             self._refresh()
+            if self._process is None or not self._gives_way:
+                self._await_next()
             if self._process is None:
                 return error_line(f"There is no model to ask: {self.status}")
             try:
@@ -67,6 +76,12 @@ class Answers:
                 self._process, self._known, self._not_before = None, None, 0.0
                 log.warning("a request was given up: %s", error)
                 return error_line(str(error))
+
+    def begin(self) -> None:
+        """Be ready to answer, if there is a model."""
+        with self._lock:
+            self._refresh()
+            self._await_next()
 
     def refresh(self) -> None:
         """See whether there is another model, unless an answer is being made; call it now and then."""
@@ -79,44 +94,73 @@ class Answers:
     def close(self) -> None:
         """End the process, once the answer that it may be making is made."""
         with self._lock:
-            if self._process is not None:
-                self._process.end()
-                self._process = None
+            for process in (self._process, self._next):
+                if process is not None:
+                    process.end()
+            self._process = self._next = None
 
     def _refresh(self) -> None:
-        now = time.monotonic()
         if self._process is not None and self._process.has_ended:
             log.warning("the process that answers has ended; another is started")
             self._process.end()
             self._process, self._known = None, None
-        state = _state_of(self._model)
-        if state == self._known and (self._process is not None or now < self._not_before):
+        self._take_next()
+        now, state = time.monotonic(), _state_of(self._model)
+        is_there = self._process is not None or self._next is not None
+        if state == self._known and (is_there or now < self._not_before):
             return
         self._known, self._not_before = state, now + _TRY_AGAIN_S
         if state is None:
-            if self._process is None:
+            if not is_there:
                 self.status = f"{self._model} is not there yet; it comes when a job of the fleet is finished."
             return
+        if self._next is not None:
+            self._next.end()
+            self._next = None
         try:
-            process = _Process(self._model)
+            self._next = _Process(self._model, gives_way=self._gives_way)
         except DataError as error:
-            # The model before goes on, if there is one.
-            self.status = self.status if self._process is not None else str(error)
-            log.error("the model is not taken: %s", error)
+            self._refuse(error)
+        else:
+            self.status = self.status if self._process is not None else f"{self._model} is being read."
+
+    def _take_next(self) -> None:
+        """Let the next process answer, if it is ready."""
+        process = self._next
+        try:
+            if process is None or not process.is_ready():
+                return
+        except DataError as error:
+            assert process is not None
+            process.end()
+            self._next = None
+            self._refuse(error)
             return
         if self._process is not None:
             self._process.end()
-        self._process, self.status = process, f"answers with {process.name}"
+        self._process, self._next, self.status = process, None, f"answers with {process.name}"
         log.info("%s, from %s", self.status, self._model)
+
+    def _refuse(self, error: DataError) -> None:
+        """The model before goes on, if there is one."""
+        self.status = self.status if self._process is not None else str(error)
+        log.error("the model is not taken: %s", error)
+
+    def _await_next(self) -> None:
+        """Wait for the next process."""
+        until = time.monotonic() + _LOAD_S
+        while self._next is not None and time.monotonic() < until:
+            self._next.wait(_LOOK_S)
+            self._take_next()
 
 
 class _Process:
-    """One process with one model, ready."""
+    """One process with one model."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, *, gives_way: bool) -> None:
         try:
             self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", _PROGRAM, str(model)],
+                [sys.executable, "-P", "-m", _PROGRAM, str(model), *([GIVES_WAY] if gives_way else [])],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), bufsize=0,
                 process_group=0,
             )  # fmt: skip
@@ -129,15 +173,35 @@ class _Process:
         self._in, self._out = self._child.stdin.fileno(), self._child.stdout.fileno()
         os.set_blocking(self._in, False)
         os.set_blocking(self._out, False)
-        try:
-            about: dict[str, Any] = json.loads(self._exchanged(b"", _LOAD_S))
-            if "error" in about:
-                raise DataError(about["error"])
-        except DataError:
-            self.end()
-            raise
+        self._patience_s = _LOAD_BEHIND_S if gives_way else _LOAD_S
+        self._began_at, self._said = time.monotonic(), bytearray()
+        self.name = ""
+        """Of the model, once it is ready."""
+
+    def is_ready(self) -> bool:
+        """Whether it has its model, and may be asked. Waits for nothing.
+
+        Raises:
+            DataError: it cannot have it, or not in time.
+        """
+        while not self._said.endswith(b"\n") and (piece := self._read()):
+            self._said += piece
+        if not self._said.endswith(b"\n"):
+            if time.monotonic() - self._began_at > self._patience_s:
+                raise DataError(f"The model took more than {self._patience_s:g} s to be read.")
+            return False
+        about: dict[str, Any] = json.loads(bytes(self._said))
+        if "error" in about:
+            raise DataError(about["error"])
         after = "" if about["round"] is None else f" after round {about['round']}"
         self.name = f"model {about['model']!r}{after}"
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it says something, but no longer than so many seconds."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._out, selectors.EVENT_READ)
+            selector.select(seconds)
 
     @property
     def has_ended(self) -> bool:

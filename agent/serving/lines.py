@@ -8,6 +8,8 @@ from typing import Final
 READS_FILES: Final = b"+"
 """Who asks may name files of this board."""
 READS_NONE: Final = b"-"
+GIVES_WAY: Final = "--gives-way"
+"""As argument of the process: it reads its model behind all other programs of the board."""
 
 
 def error_line(sentence: str) -> bytes:

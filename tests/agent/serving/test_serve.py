@@ -243,6 +243,7 @@ def test_systemd_is_told_when_it_serves_and_when_it_ends(
         assert manager.recv(1_000) == b"READY=1"
         assert b"is not there yet" in manager.recv(1_000)
         write_model(tmp_path / "model.onnx", (4, 2), 3, NAMES, {"csv": WALKS})
+        assert b"is being read" in manager.recv(1_000)
         assert manager.recv(1_000) == b"STATUS=answers with model 'linear' after round 7"
         assert program.stop() == 0
         assert manager.recv(1_000) == b"STOPPING=1"
@@ -269,6 +270,30 @@ def test_what_it_says_of_the_boards_own_model_is_for_its_owner_alone(
     lines = [json.loads(line) for line in program.said().splitlines()]
     assert any("round 7" in line["message"] for line in lines)
     assert all(line.get("private") for line in lines)
+
+
+@pytest.mark.usefixtures("executed")
+def test_another_model_of_the_boards_own_is_read_behind_all_other_programs(
+    tmp_path: Path, serve: Serve, clients: Callable[[], Client]
+) -> None:
+    """When there is one, records decide. Before, it was read before training, at a time that the coordinator
+    chose as well: training on one core was late for as long as that took."""
+    program, client = serve(model="personal"), clients()
+    write_model(tmp_path / "model.personal.onnx", (4, 2), 3, NAMES, {"csv": WALKS})
+    policies: set[int] = set()
+
+    def is_read_behind() -> bool:
+        for child in children_of(program):
+            for task in Path(f"/proc/{child}/task").iterdir():
+                with contextlib.suppress(OSError):
+                    policies.add(os.sched_getscheduler(int(task.name)))
+        return os.SCHED_IDLE in policies
+
+    wait_until(is_read_behind, "a model that is read behind all others")
+    wait_until(lambda: "error" not in client.ask(inputs=COLUMNS), "an answer")
+    (child,) = children_of(program)
+    assert os.sched_getscheduler(child) == os.SCHED_OTHER, "it answers as any program does"
+    assert os.getpriority(os.PRIO_PROCESS, child) == os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def test_a_model_may_come_after_the_server(
