@@ -39,6 +39,7 @@ from agent.bounded_decoding import ATTEMPTS, Limits, Outcome, address_space, dec
 from agent.data_settings import DataSettings
 from agent.leash import end_with_pipe
 from agent.look_messages import LONGEST_SENTENCE, LookOrder
+from agent.personal_scratch import forget_left
 from agent.priority import end_first, give_way
 from agent.row_index import DECODED, FREE, TO_ERASE, UNUSABLE, Index
 from agent.rows import RowStore
@@ -79,6 +80,7 @@ def bring_up_to_date(order: LookOrder) -> None:
         StorageError: there is no room for the rows, or they cannot be written.
     """
     take_own_blocks(order.state_dir)  # A copy of the owner's may share them: later there may be no room.
+    forget_left(order.state_dir)
     for left in reversed(range(_TRIES)):
         try:
             if _look(order) or not order.at_once:

@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 from agent.governor import require_public_room
 from agent.latest_model import personal_of
 from agent.model_keeping import disagreements
+from agent.personal_scratch import scratch_in
 from agent.priority import give_way_to_all
 from agent.profile import open_profile
 from agent.settings import AgentSettings, on_board
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.opening import open_declared
 from dpagent.learning.inference.personal import Personalised, Recipe, personalise
-from dpagent.storage import disk_errors, open_private, write_atomically
-
-_SCRATCH: Final = "personalise-"
-
-
-@contextmanager
-def _scratch_in(state_dir: Path) -> Iterator[Path]:
-    """A private directory for one program at a time, gone after it.
-
-    What one left that was killed goes before. Else a coordinator that ends one job after the other would have
-    an owner's command, which may take a minute, fill the disk with features of records.
-    """
-    with disk_errors(state_dir):
-        lock = open_private(state_dir / "personalise.lock", "a")
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for left in state_dir.glob(f"{_SCRATCH}*"):
-            shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(dir=state_dir, prefix=_SCRATCH) as scratch:
-            yield Path(scratch)
+from dpagent.storage import disk_errors, write_atomically
 
 
 def personalise_board(settings: AgentSettings, recipe: Recipe) -> tuple[Personalised, Path | None]:
@@ -72,7 +48,7 @@ def personalise_board(settings: AgentSettings, recipe: Recipe) -> tuple[Personal
     dataset = open_declared(settings.data)
     with disk_errors(settings.state_dir):
         settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _scratch_in(settings.state_dir) as scratch:
+    with scratch_in(settings.state_dir) as scratch:
         found = personalise(model, dataset, recipe, scratch)
     if found.after < found.before:
         return found, None

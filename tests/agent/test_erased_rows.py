@@ -15,6 +15,7 @@ from agent import decoding
 from agent.bounded_decoding import Outcome
 from agent.decoding import bring_up_to_date
 from agent.look_messages import LookOrder
+from agent.personal_scratch import scratch_in
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -142,3 +143,17 @@ def test_a_look_counts_when_it_is_taken_and_one_that_is_cut_short_leaves_nothing
     write(board.root / "1" / "1.png", encoded(noise(1)))
     assert contents(board.look()) == expected(0, 1)
     assert noise(2).tobytes() not in board.store.rows_file.read_bytes()
+
+
+def test_what_a_personalisation_left_that_was_killed_goes_with_a_look(tmp_path: Path) -> None:
+    """Features of records, which may be gone by then. Before, they lay there until the command ran again."""
+    board = pictures(tmp_path)
+    with scratch_in(board.state) as used:
+        (used / "features.f32").write_bytes(bytes(99))
+        board.look(at_once=True)
+        assert used.exists(), "one that runs keeps its own"
+    assert not used.exists()
+    used.mkdir()
+    (used / "features.f32").write_bytes(bytes(99))
+    board.look()
+    assert not used.exists()
