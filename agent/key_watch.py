@@ -6,6 +6,10 @@ another key publishes the signed list that it has, once. Two signed lists that d
 evidence: whoever sees both takes no more tokens of that job, and keeps both.
 
 None of that depends on whether the device takes part.
+
+A coordinator can sign any number of lists. So what is kept has bounds; but of rounds that the device has
+asked for, what it saw stays, and is told: with as many lists of made-up jobs, a key of its own would else be
+forgotten before anybody compares it.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ import logging
 import math
 import random
 from collections import Counter
-from typing import Any, Final
+from collections.abc import Collection, Iterable
+from typing import Any, Final, TypeVar
 
 from agent.state import AgentState
 from dpagent.clock import Clock
@@ -27,14 +32,17 @@ from dpagent.transport.session import MqttSession
 
 log = logging.getLogger(__name__)
 
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
 _WITHIN_S: Final = 30.0
 """A digest is published at a random time within so long after the list came."""
 _EVIDENCE_WITHIN_S: Final = 10.0
 _ENOUGH: Final = 3
 """Devices that say the same; another one need not."""
 _WATCHED: Final = 1_024
-"""Rounds whose digests, and signed lists, are kept in memory. Here and below, the oldest go: a coordinator
-can sign any number."""
+"""Rounds whose digests, and signed lists, are kept in memory. Here and below, the oldest go that were not
+asked for."""
 _JOBS: Final = 64
 _TOLD: Final = 256
 """Lists of which it is known that they were published."""
@@ -72,6 +80,8 @@ class KeyWatch:
         self._heard: Counter[tuple[bytes, int, bytes]] = Counter()
         self._witness_at: dict[bytes, tuple[float, TokenKeys]] = {}
         """When to publish digests, by job."""
+        self._witnessed: set[tuple[bytes, int]] = set()
+        """Jobs and rounds whose digests were published since the start, here or by enough others."""
         self._evidence_at: dict[bytes, float] = {}
         """When to publish a signed list, by the list."""
         self._told: dict[bytes, None] = {}
@@ -85,6 +95,21 @@ class KeyWatch:
                 continue  # Of the coordinator, or the fleet, that this board had before.
             self._note(keys, message)
             self._make_current(keys)
+        self._drop_former_conflicts()
+
+    def _drop_former_conflicts(self) -> None:
+        """Make room for this coordinator's conflicts, of which the first ones are kept."""
+        former = [each.job for each in self._state.tokens.conflicts() if not self._is_signed(each.one)]
+        if former and self._state.tokens.is_full_of_conflicts:
+            self._state.forget_token_conflicts(former)
+
+    def _is_signed(self, message: bytes) -> bool:
+        """Whether a list is of the coordinator that this board has now."""
+        try:
+            self._verifier.open(message, TokenKeys, "token-keys")
+        except MessageError:
+            return False
+        return True
 
     def keys(self, job: bytes) -> TokenKeys | None:
         """The last list of a job that was seen, or None."""
@@ -112,10 +137,25 @@ class KeyWatch:
             return keys
         self._state.keep_token_list(keys.job, message)
         self._note(keys, message)
+        self._witness(keys)
+        return keys
+
+    def _witness(self, keys: TokenKeys) -> None:
+        """Have the digests of a list published."""
         at = self._clock.monotonic() + self._random.uniform(0.0, _WITHIN_S)
         self._witness_at[keys.job] = at, keys
-        _bound(self._witness_at, _JOBS)
-        return keys
+        self._bound_jobs(self._witness_at)
+
+    def note_asked(self, keys: TokenKeys, numbers: Iterable[int]) -> None:
+        """The device has asked for tokens of a list: what it saw is told, if that is not done yet.
+
+        Args:
+            keys: the list.
+            numbers: of the rounds that it asked for.
+        """
+        asked = {(keys.job, each) for each in numbers}
+        if keys.job not in self._witness_at and not asked <= self._witnessed:
+            self._witness(keys)
 
     def take_witness(self, payload: bytes) -> None:
         """Hear what another device has seen.
@@ -159,6 +199,7 @@ class KeyWatch:
                 witness = Witness.of(keys, self._fleet)
                 if self._is_said(witness) or self._published(self._topics.witness, encode(witness)):
                     del self._witness_at[job]
+                    self._witnessed |= {(job, each) for each in keys.rounds if (job, each) in self._seen}
         for message, at in list(self._evidence_at.items()):
             if message in self._told or (at <= now and self._published(self._topics.evidence, message)):
                 del self._evidence_at[message]
@@ -181,15 +222,19 @@ class KeyWatch:
         before = self._current.get(keys.job)
         if before is None or keys.rounds.stop > before.rounds.stop:
             self._current[keys.job] = keys
-            _bound(self._current, _JOBS)
+            self._bound_jobs(self._current)
+
+    def _bound_jobs(self, kept: dict[bytes, Any]) -> None:
+        if len(kept) > _JOBS:
+            _bound(kept, _JOBS, {job for job, _ in self._state.tokens.asked()})
 
     def _note(self, keys: TokenKeys, message: bytes) -> None:
         for number in keys.rounds:
             self._seen.setdefault((keys.job, number), (key_digest(keys, number, self._fleet), message))
-        while len(self._seen) > _WATCHED:
-            oldest = next(iter(self._seen))
-            digest, _ = self._seen.pop(oldest)
-            self._heard.pop((*oldest, digest), None)
+        if len(self._seen) > _WATCHED:
+            for gone, (digest, _) in _bound(self._seen, _WATCHED, self._state.tokens.asked()):
+                self._heard.pop((*gone, digest), None)
+                self._witnessed.discard(gone)
 
     def _found_conflict(self, keys: TokenKeys, number: int, one: bytes, other: bytes) -> None:
         self._disputed[keys.job] = None
@@ -203,14 +248,17 @@ class KeyWatch:
             )  # fmt: skip
             self._state.keep_token_conflict(keys.job, number, one, other, self._clock.unix())
         for message in (one, other):
-            if message not in self._told:
+            if message not in self._told and len(self._evidence_at) < _TOLD:
                 self._evidence_at.setdefault(
                     message, self._clock.monotonic() + self._random.uniform(0.0, _EVIDENCE_WITHIN_S)
                 )
-        _bound(self._evidence_at, _TOLD)
 
 
-def _bound(kept: dict[bytes, Any], most: int) -> None:
-    """Drop the oldest of what is too much."""
+def _bound(kept: dict[KeyT, ValueT], most: int, spared: Collection[KeyT] = ()) -> list[tuple[KeyT, ValueT]]:
+    """Drop the oldest of what is too much, and return it; what is spared only where nothing else is left."""
+    gone: list[tuple[KeyT, ValueT]] = []
     while len(kept) > most:
-        del kept[next(iter(kept))]
+        *older, _ = kept
+        oldest = next((each for each in older if each not in spared), older[0])
+        gone.append((oldest, kept.pop(oldest)))
+    return gone

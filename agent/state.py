@@ -262,6 +262,11 @@ class AgentState(StateDatabase):
         with self.written():
             self.tokens.put_conflict(job, number, one, other, now)
 
+    def forget_token_conflicts(self, jobs: Iterable[bytes]) -> None:
+        """Drop what was kept of a coordinator that this board does not have any more."""
+        with self.written():
+            self.tokens.drop_conflicts(jobs)
+
     def note_energy(self, job: str, number: int, energy: Energy) -> None:
         """Add to the energy that the board has taken for a round, a note for the owner."""
         with self.noted():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +23,7 @@ from dpagent.wording import shortened
 _REQUESTS_KEPT: Final = 64
 """Each without an answer is tried when one comes: those of four jobs at the most."""
 _LISTS_KEPT: Final = 64
+"""Of jobs that were asked for, and of others as many."""
 _CONFLICTS_KEPT: Final = 64
 
 
@@ -108,6 +109,11 @@ class TokenStore:
         ).fetchone()
         return None if row is None else _request(row, fleet)
 
+    def asked(self) -> set[tuple[bytes, int]]:
+        """Jobs and rounds of all requests that are kept."""
+        rows = self._connection.execute("SELECT job, round FROM token_requests")
+        return {(row["job"], row["round"]) for row in rows}
+
     def unanswered(self, fleet: str) -> list[Request]:
         """All requests without an answer, in their order."""
         rows = self._connection.execute("SELECT * FROM token_requests WHERE verdict IS NULL ORDER BY number")
@@ -177,19 +183,30 @@ class TokenStore:
         ]
 
     def put_list(self, job: bytes, message: bytes) -> None:
-        """Keep a signed list. The oldest go if there are very many."""
+        """Keep a signed list. The oldest go if there are very many, but none of a job that was asked for goes
+        for those of others."""
         self._connection.execute(
             "INSERT OR IGNORE INTO token_lists (job, message) VALUES (?, ?)", (job, message)
         )
-        self._connection.execute(
-            "DELETE FROM token_lists WHERE number <= (SELECT max(number) FROM token_lists) - ?",
-            (_LISTS_KEPT,),
-        )
+        for which in ("IN", "NOT IN"):
+            of_these = f"FROM token_lists WHERE job {which} (SELECT job FROM token_requests)"
+            newest = f"SELECT number {of_these} ORDER BY number DESC LIMIT ?"
+            self._connection.execute(f"DELETE {of_these} AND number NOT IN ({newest})", (_LISTS_KEPT,))
 
     def conflicting_round(self, job: bytes) -> int | None:
-        """A round of which two signed lists say different keys, or None."""
-        row = self._connection.execute("SELECT round FROM token_conflicts WHERE job = ?", (job,)).fetchone()
+        """A round of which two signed lists say different keys, or None. Where as many conflicts are kept as
+        there may be, it is one of any job: who has signed so many is believed no more."""
+        of_all = " OR 1" if self.is_full_of_conflicts else ""
+        row = self._connection.execute(
+            f"SELECT round FROM token_conflicts WHERE job = ?{of_all} ORDER BY job != ?", (job, job)
+        ).fetchone()
         return None if row is None else int(row["round"])
+
+    @property
+    def is_full_of_conflicts(self) -> bool:
+        """Whether as many are kept as there may be."""
+        (count,) = self._connection.execute("SELECT count(*) FROM token_conflicts").fetchone()
+        return bool(count >= _CONFLICTS_KEPT)
 
     def conflicts(self) -> list[Conflict]:
         """All that were kept, the oldest first."""
@@ -197,15 +214,16 @@ class TokenStore:
         return [Conflict(row["job"], row["round"], row["one"], row["other"], row["found_at"]) for row in rows]
 
     def put_conflict(self, job: bytes, number: int, one: bytes, other: bytes, now: float) -> None:
-        """Keep two signed lists that disagree, for good. The oldest go if there are very many."""
-        self._connection.execute(
-            "INSERT OR IGNORE INTO token_conflicts VALUES (?, ?, ?, ?, ?)", (job, number, one, other, now)
-        )
-        self._connection.execute(
-            "DELETE FROM token_conflicts WHERE job NOT IN "
-            "(SELECT job FROM token_conflicts ORDER BY found_at DESC LIMIT ?)",
-            (_CONFLICTS_KEPT,),
-        )
+        """Keep two signed lists that disagree, for good. If there are very many, the first ones stay: later
+        ones, which cost a coordinator nothing, would else have a board forget the one that matters."""
+        if not self.is_full_of_conflicts:
+            self._connection.execute(
+                "INSERT OR IGNORE INTO token_conflicts VALUES (?, ?, ?, ?, ?)", (job, number, one, other, now)
+            )
+
+    def drop_conflicts(self, jobs: Iterable[bytes]) -> None:
+        """Drop those of some jobs."""
+        self._connection.executemany("DELETE FROM token_conflicts WHERE job = ?", [(job,) for job in jobs])
 
 
 def _request(row: sqlite3.Row, fleet: str) -> Request:

@@ -77,6 +77,85 @@ def test_a_key_that_one_board_alone_was_shown_is_noticed_by_all(tmp_path: Path) 
     desk.close()
 
 
+ODD = b"\xfe" * 255 + b"\1"
+
+
+def lists_of_other_jobs(desk: Desk, count: int, modulus: bytes = ODD, rounds: int = 1) -> list[bytes]:
+    """As a coordinator can sign without end."""
+    keys = desk.keys.with_values({"moduli": [modulus] * rounds})
+    jobs = [number.to_bytes(16, "big") for number in range(count)]
+    return [SIGNER.sign(keys.with_values({"job": job}), "token-keys") for job in jobs]
+
+
+@pytest.mark.parametrize("rounds", [1, 16])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_lists_of_other_jobs_do_not_have_a_board_forget_what_it_asked_by(
+    tmp_path: Path, rounds: int, restarts: bool
+) -> None:
+    """Before, after 64 lists of 16 rounds it took another key for the round whose tokens it had by the first
+    one, and nobody ever heard of that."""
+    with served(tmp_path) as fleet:
+        _, other = two_lists(fleet.desk)
+        watch, identity = fleet.device.tokens.watch, fleet.identity
+        fleet.device.take_plan(plan())
+        fleet.device.cycle.advance()
+        for message in lists_of_other_jobs(fleet.desk, 150, rounds=rounds):
+            watch.take_keys(message)
+        assert watch.keys(JOB) == fleet.desk.keys
+        fleet.pass_time(35.0)
+        witness = encode(Witness.of(fleet.desk.keys, "testers"))
+        assert fleet.device.line.sent.count(witness) == 1
+        if not restarts:
+            watch.take_keys(other)
+            assert fleet.device.state.tokens.conflicting_round(JOB) == 2
+    if restarts:
+        with open_device(tmp_path / "device", identity=identity) as device:
+            device.tokens.watch.take_keys(other)
+            assert device.state.tokens.conflicting_round(JOB) == 2
+
+
+def test_a_list_that_comes_again_before_a_board_asks_by_it_is_told(tmp_path: Path) -> None:
+    """Before, its digest, which had waited, was dropped for those of other jobs, and the list was known."""
+    with served(tmp_path) as fleet:
+        for message in [*lists_of_other_jobs(fleet.desk, 100), fleet.desk.signed_keys]:
+            fleet.device.tokens.watch.take_keys(message)
+        fleet.device.take_plan(plan())
+        fleet.device.cycle.advance()
+        fleet.pass_time(35.0)
+        assert fleet.device.line.sent.count(encode(Witness.of(fleet.desk.keys, "testers"))) == 1
+
+
+def test_a_digest_that_is_out_leaves_no_second_time_as_the_board_asks(tmp_path: Path) -> None:
+    with served(tmp_path) as fleet:
+        witness = encode(Witness.of(fleet.desk.keys, "testers"))
+        fleet.pass_time(35.0)
+        assert fleet.device.line.sent.count(witness) == 1
+        fleet.device.take_plan(plan())
+        fleet.pass_time(35.0)
+        assert len(fleet.asks()) >= 3
+        assert fleet.device.line.sent.count(witness) == 1
+
+
+def test_a_coordinator_that_was_found_out_is_not_believed_again_for_finding_more(tmp_path: Path) -> None:
+    """Before, the 65th conflict had a board forget the first one, and take part in its job."""
+    with served(tmp_path) as fleet:
+        one, other = two_lists(fleet.desk)
+        fleet.device.tokens.watch.take_keys(other)
+        others = lists_of_other_jobs(fleet.desk, 80, b"\xff" * 256), lists_of_other_jobs(fleet.desk, 80, ODD)
+        for pair in zip(*others, strict=True):
+            fleet.device.clock.advance(1.0)
+            for message in pair:
+                fleet.device.tokens.watch.take_keys(message)
+        kept = fleet.device.state.tokens.conflicts()
+        assert len(kept) == 64
+        assert {kept[0].one, kept[0].other} == {one, other}
+        fleet.run(plan(), plan(job=b"k" * 16))
+        assert fleet.device.charged() == [], "nor in any other job: who signs so many is believed no more"
+        identity = fleet.identity
+    with open_device(tmp_path / "device", identity=identity) as device:
+        assert device.state.tokens.conflicting_round(b"k" * 16) is not None
+
+
 def test_whoever_heard_enough_equal_digests_says_nothing(tmp_path: Path) -> None:
     with served(tmp_path) as fleet:
         witness = encode(Witness.of(fleet.desk.keys, "testers"))

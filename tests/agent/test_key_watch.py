@@ -81,3 +81,25 @@ def test_a_start_takes_the_newest_keys_and_no_list_of_another_coordinator(
         device.state.keep_token_list(JOB, former.sign(older, "token-keys"))
     with open_device(tmp_path / "device", identity=identity) as device:
         assert device.tokens.watch.keys(JOB) == newer
+
+
+def test_conflicts_of_another_coordinator_make_room_where_there_are_very_many(
+    tmp_path: Path, desk: Desk, identity: Identity
+) -> None:
+    """A board takes no tokens of who has signed so many, and may have moved to another fleet since."""
+    former = Signer(new_signing_secret(), "testers")
+    with open_device(tmp_path / "device", identity=identity) as device:
+        for number, signer in enumerate([former] * 63 + [SIGNER]):
+            job = number.to_bytes(16, "big")
+            one, two = (
+                signer.sign(desk.keys.with_values({"job": job, "moduli": [modulus]}), "token-keys")
+                for modulus in desk.keys.moduli[:2]
+            )
+            assert device.state.tokens.conflicting_round(JOB) is None
+            device.state.keep_token_conflict(job, 1, one, two, float(number))
+        assert device.state.tokens.conflicting_round(JOB) == 1
+        device.state.keep_token_conflict(JOB, 2, one, two, 99.0)
+        assert len(device.state.tokens.conflicts()) == 64
+    with open_device(tmp_path / "device", identity=identity) as device:
+        assert device.state.tokens.conflicting_round(JOB) is None
+        assert [each.job for each in device.state.tokens.conflicts()] == [job]
