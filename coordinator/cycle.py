@@ -279,8 +279,9 @@ class Cycle:
         assert self._tokens is not None
         number = current.number
         halt = self._dead_ends.halt(number, is_open=True, gone=self._end.gone(number, progress.scarcest))
-        self._give_up(current, halt)
+        # The key first: a job that is paused is not taken up after a crash in between, to erase it.
         self._tokens.give_up(number)
+        self._give_up(current, halt)
         self._say_halted(halt)
 
     def _may_go_on(self) -> bool:

@@ -27,7 +27,9 @@ from coordinator.reader import StoreReader
 from coordinator.registry import Entry, Registry
 from coordinator.seats import OpenedFragment
 from coordinator.settings import FleetSettings, load_fleet_settings
+from dpagent import faults
 from dpagent.errors import PlanError, UsageError
+from dpagent.faults import FaultPoint
 from dpagent.protocol.issuing import Statement, Verdict, Wish
 
 ROUNDS = 6
@@ -188,6 +190,43 @@ def test_a_dead_end_waits_for_its_deadline_and_takes_those_ahead_along(
         assert rounds(settings)[3:] == [(4, "open", None)]
 
 
+class PowerCut(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("by", ["its deadline", "an order"])
+def test_a_crash_as_a_round_is_given_up_leaves_no_secret_of_its_key(
+    settings: FleetSettings, boards: list[str], monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """The job is paused by then, and not taken up at the next start: before, the secret stayed."""
+
+    def cut(reached: FaultPoint) -> None:
+        if reached is FaultPoint.QUEUE_ROUND_GIVEN_UP:
+            raise PowerCut
+
+    clock = MovableClock()
+    with coordinator_of(settings, clock) as coordinator:
+        advance(coordinator)
+        with monkeypatch.context() as patch:
+            if by == "an order":
+                patch.setattr(running_job(coordinator).announcer, "end_round", lambda plan: True)
+                with ordering(settings) as queue:
+                    queue.give_up("first", settings)
+            else:
+                decline(settings, boards[0], 1)
+                clock.advance(settings.round.deadline_s)
+            patch.setattr(faults, "reached", cut)
+            with pytest.raises(PowerCut):
+                advance(coordinator)
+    with coordinator_of(settings, clock) as coordinator:
+        assert coordinator.running is None
+        assert rounds(settings) == [(1, "given up", 0)]
+        with contextlib.closing(Registry(settings.members_place)) as registry:
+            key = registry.key(queued(settings).job.id, 1)
+        assert key is not None
+        assert key.secret is None
+
+
 def test_a_round_that_is_known_not_to_close_is_not_opened(settings: FleetSettings, boards: list[str]) -> None:
     clock = MovableClock()
     with coordinator_of(settings, clock) as coordinator:
@@ -328,6 +367,27 @@ def test_what_a_revoked_board_has_sent_stands_for_no_member(
         send(settings, coordinator, third)
         advance(coordinator)
     assert rounds(settings)[0] == (1, "closed", 3)
+
+
+def test_a_round_closes_with_no_fewer_than_it_needs_though_nobody_is_left_that_may_send(
+    settings: FleetSettings, boards: list[str], third: str
+) -> None:
+    """A sum of one board's would be that board's."""
+    clock = MovableClock()
+    with coordinator_of(settings, clock) as coordinator:
+        advance(coordinator)
+        running = running_job(coordinator)
+        running.store.mark_announced(1, clock.unix())
+        running.cycle.open()
+        for board in (boards[1], third):
+            decline(settings, board, 1)
+        send(settings, coordinator, boards[0])
+        clock.advance(settings.round.honest_s)
+        advance(coordinator)
+        assert rounds(settings) == [(1, "open", None)], "somebody may still enrol"
+        clock.advance(settings.round.deadline_s)
+        advance(coordinator)
+    assert rounds(settings)[0] == (1, "given up", 1)
 
 
 def test_a_board_that_was_revoked_before_a_round_keeps_nobody_waiting(
