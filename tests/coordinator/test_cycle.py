@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 from clocks import MovableClock
 from daemons import running_job
-from fleets import honest_update, write_fleet
+from fleets import honest_update, write_fleet, write_job
 
 from coordinator.cycle import Cycle
 from coordinator.daemon import Coordinator
 from coordinator.database.sqlite import SqliteDatabase
+from coordinator.queue import Queue
 from coordinator.reader import StoreReader
 from coordinator.round_end import Progress, Verdict
-from coordinator.running_job import RunningJob
+from coordinator.running_job import RunningJob, add_job
 from coordinator.seats import OpenedFragment
-from coordinator.settings import load_fleet_settings
+from coordinator.settings import load_fleet_settings, load_job_settings
 from coordinator.store import Store
 from dpagent.privacy.mechanisms.wire import MAX_WIRE_VALUE
 from dpagent.protocol.codec import encode
@@ -35,6 +36,7 @@ GRID_S = 0.125
 HONEST_S = 1.0 + 1.25 * GRID_S
 """A period of the devices' grid, slot and jitter of the test's fleet."""
 _identities = itertools.count()
+UPDATES: dict[str, Any] = {"privacy": {"method": "central", "clip_norm": 0.5}, "cap": {"kind": "none"}}
 
 
 class Rounds:
@@ -106,7 +108,7 @@ def rounds(tmp_path: Path, clock: MovableClock) -> Iterator[Rounds]:
 
 @pytest.mark.parametrize(
     ("changes", "erases"),
-    [({}, False), ({"privacy": {"method": "central", "clip_norm": 0.5}, "cap": {"kind": "none"}}, True)],
+    [({}, False), (UPDATES, True)],
     ids=["sums", "updates"],
 )
 def test_what_is_deleted_is_erased_where_no_noise_hides_it(
@@ -117,6 +119,37 @@ def test_what_is_deleted_is_erased_where_no_noise_hides_it(
     assert isinstance(database, SqliteDatabase)
     assert database._erases is erases
     rounds.coordinator.close()
+
+
+def test_a_job_of_updates_that_comes_while_the_coordinator_runs_erases_too(
+    tmp_path: Path, clock: MovableClock
+) -> None:
+    rounds = Rounds(tmp_path, clock)
+    database, shared = rounds.store.database, rounds.coordinator._settings
+    assert isinstance(database, SqliteDatabase)
+    queue = Queue(database)
+    own = load_job_settings(write_job(tmp_path / "updates.yaml", **UPDATES))
+    add_job(shared, own, "updates", "updates.yaml", queue, clock.unix())
+    assert not database._erases, "what is deleted has noise so far"
+    queue.end(1, clock.unix())
+    rounds.coordinator._look_at_queue()
+    assert rounds.running.queued.name == "updates"
+    assert database._erases
+    rounds.coordinator.close()
+
+
+def test_what_a_crash_left_of_a_job_of_updates_that_is_over_is_erased_at_the_next_start(
+    tmp_path: Path, clock: MovableClock
+) -> None:
+    """Nobody takes that job up any more."""
+    rounds = Rounds(tmp_path, clock, **UPDATES)
+    Queue(rounds.store.database).end(1, clock.unix())
+    rounds.coordinator.close()
+    coordinator = Coordinator(load_fleet_settings(tmp_path / "fleet.yaml"), clock=clock)
+    assert coordinator.running is None
+    assert isinstance(coordinator._database, SqliteDatabase)
+    assert coordinator._database._erases
+    coordinator.close()
 
 
 # --- what is to become of a round ---------------------------------------------------------------

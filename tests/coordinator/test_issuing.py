@@ -332,6 +332,11 @@ def test_jobs_add_up_and_a_replacement_has_what_its_predecessor_left(new_desk: A
     same = asked(desk, successor, 3)
     answer = same.read(desk.answer(successor.device_id, same.payload))
     assert answer.verdict is Verdict.ASKED_OTHERWISE, "a place has one board's tokens"
+    heir = desk.member(replaces=successor.device_id)
+    same = asked(desk, heir, 3)
+    answer = same.read(desk.answer(heir.device_id, same.payload))
+    assert answer.verdict is Verdict.ASKED_OTHERWISE, "also once that one is replaced"
+    successor = heir
     other = new_desk(device_epsilon=4.0, job=b"k" * 16)
     for number, verdict in ((1, Verdict.GRANTED), (2, Verdict.OVER_LIMIT)):
         request = asked(other, successor, number, job=b"k" * 16)
@@ -385,7 +390,7 @@ def test_a_ledger_that_went_back_is_told_by_the_boards_own_statement(
     board = desk.member()
     first = asked(desk, board, 1, entries=9, head=b"i" * 32)
     desk.answer(board.device_id, first.payload)
-    older = asked(desk, board, 2)
+    older = asked(desk, board, 2, entries=8)
     answer = older.read(desk.answer(board.device_id, older.payload))
     assert answer.verdict is Verdict.WENT_BACK
     assert older.read(desk.answer(board.device_id, older.payload)).verdict is Verdict.WENT_BACK

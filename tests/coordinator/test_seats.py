@@ -179,6 +179,13 @@ def test_two_fragments_of_one_sender_meet_in_a_group_as_often_as_chance_has_it(t
 # --- dummies ------------------------------------------------------------------------------------
 
 
+def test_in_which_order_receipts_leave_tells_no_dummy(store: Store) -> None:
+    """A broker sees on which topics they come: those of dummies in a row would be known."""
+    sent = [fragment(0, position, dummy=position % 2 == 0) for position in range(40)]
+    for _ in range(2):
+        assert store.count(sent, 1, seats=SEATS).receipted == sorted(each.id for each in sent)
+
+
 def test_a_flood_of_dummies_leaves_a_number_behind_and_takes_no_seat(store: Store, place: StorePlace) -> None:
     store.count([fragment(1), fragment(0, dummy=True)], 1, seats=SEATS)
     before = rows(store)

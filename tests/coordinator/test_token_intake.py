@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from clocks import MovableClock
@@ -203,6 +204,25 @@ def test_a_probe_has_a_receipt_whenever_it_comes_and_counts_for_nothing(
     assert set(receipts) == {early.id, late.id, later.id, *(each.id for each in sent)}
 
 
+def test_a_receipt_leaves_by_when_its_fragment_was_taken_however_long_it_took(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dummy is opened and counted sooner, and the broker sees when its receipt comes."""
+
+    def slow(work: Callable[..., Any]) -> Callable[..., Any]:
+        def slowly(*what: Any, **how: Any) -> Any:
+            desk.clock.advance(0.1)
+            return work(*what, **how)
+
+        return slowly
+
+    intake, store = desk.running.cycle._intake, desk.running.store
+    monkeypatch.setattr(intake, "read", slow(intake.read))
+    monkeypatch.setattr(store, "count", slow(store.count))
+    desk.take(with_token(desk.fragments()[0], desk.token(0)))
+    assert desk.running.announcer.own_receipts.due_in_s() == pytest.approx(HELD_S - 0.2)
+
+
 @pytest.mark.parametrize("is_sent_again", [False, True])
 def test_a_round_does_not_wait_for_members_that_declined_or_were_refused(
     tmp_path: Path, is_sent_again: bool
@@ -296,6 +316,22 @@ def test_a_member_that_floods_the_coordinator_with_requests_keeps_no_other_waiti
     assert {topic: [each.topic for each in tokens._waiting].count(topic) for topic in (hers, other)} == {
         hers: MAX_ROUNDS_AHEAD, other: 1,
     }  # fmt: skip
+    tokens.take([Received(topics.ask(f"{number:032x}"), b"") for number in range(2_000)])
+    assert len(tokens._waiting) == 1_024, "of all together"
+    desk.coordinator.close()
+
+
+def test_no_key_of_a_job_that_is_over_makes_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of rounds ahead, which will not come."""
+    desk = Desk(tmp_path, "fragment")
+    tokens, job = desk.running._tokens, desk.plan.job
+    assert tokens is not None
+    desk.key(3)
+    monkeypatch.setattr(desk.running.announcer, "say_goodbye", lambda plan, assets: False)
+    assert not desk.running.cycle.cancel(sends_model=False), "the broker has not taken it yet"
+    kept = [tokens._registry.key(job, number) for number in (1, 2, 3)]
+    assert [None if each is None else each.secret for each in kept] == [None] * 3
+    assert None not in kept
     desk.coordinator.close()
 
 

@@ -10,6 +10,28 @@ from dpagent.protocol.topics import Topics
 TOPICS = Topics("porch")
 
 
+def test_each_role_has_these_rights_and_no_others() -> None:
+    """What brokers are held to, written down a second time."""
+    announced = {TOPICS.plan, TOPICS.model_chunks, TOPICS.asset_chunks, TOPICS.receipts}
+    compared, keys = {TOPICS.witness, TOPICS.evidence}, TOPICS.token_keys
+    expected = {
+        (Role.COORDINATOR, "read"): {TOPICS.fragments, TOPICS.plan, TOPICS.asks},
+        (Role.COORDINATOR, "write"): {*announced, TOPICS.own_receipts, keys, TOPICS.answer("+")},
+        (Role.BOARD, "read"): {*announced, *compared, TOPICS.own_receipts, keys, TOPICS.answer(OWN)},
+        (Role.BOARD, "write"): {*compared, TOPICS.fragments, TOPICS.ask(OWN), TOPICS.mixer},
+        (Role.MIXER, "read"): {TOPICS.plan, TOPICS.mixer},
+        (Role.MIXER, "write"): {TOPICS.fragments},
+        (Role.WORKER, "read"): {TOPICS.fragments},
+        (Role.WORKER, "write"): {TOPICS.own_receipts},
+        (Role.BRIDGE, "read"): {*announced, *compared, keys, TOPICS.answer("+")},
+        (Role.BRIDGE, "write"): {*compared, TOPICS.asks},
+    }
+    rights = rights_of(TOPICS, mixed=True, enrolled=True)
+    found = {key: {each.topics for each in rights if (each.role, each.may) == key} for key in expected}
+    assert found == expected
+    assert len(rights) == sum(map(len, expected.values()))
+
+
 def test_every_topic_is_written_by_one_side_and_read_by_another() -> None:
     for mixed, enrolled in itertools.product((False, True), repeat=2):
         rights = rights_of(TOPICS, mixed=mixed, enrolled=enrolled)
