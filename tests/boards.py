@@ -82,6 +82,10 @@ class BoardTree:
         fields[11:15] = [str(ticks), "0", "0", "0"]
         self.write(f"proc/{process}/stat", f"{process} ({name}) {' '.join(fields)}")
 
+    def hold(self, process: int, mib: int) -> None:
+        """Let a process have so much memory of its own."""
+        self.write(f"proc/{process}/smaps_rollup", f"Rss: 1 kB\nPss_Anon: {mib << 10} kB\nPss_Shmem: 0 kB")
+
     def leave_by(self, interface: str, **facts: object) -> None:
         """The default route, and what the kernel says of its interface."""
         head = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT"

@@ -218,6 +218,17 @@ def test_memory_and_room_are_asked_for_before_a_round_alone(tmp_path: Path) -> N
     assert full.why_not(begins=True, after_s=0.0) is not None, "though the sensors were read just now"
 
 
+def test_memory_that_training_has_taken_is_none_that_others_took(tmp_path: Path) -> None:
+    """It has more for some plans than for others, and a look for some records: a round would wait for it."""
+    board = Board(tmp_path, least_free_memory_mib=200)
+    board.tree.run(40_000, os.getpid(), 5)
+    board.tree.hold(40_000, 60)
+    board.tree.leave_memory(140)
+    assert board.why_not() is None
+    board.tree.leave_memory(139)
+    assert "199 MiB of memory are free" in (board.why_not() or "")
+
+
 def test_memory_that_training_has_already_counts_as_free() -> None:
     holds = "held = b'1' * (64 << 20)\nprint(flush=True)\ninput()"
     before = Sensors().memory_below_mib(os.getpid())

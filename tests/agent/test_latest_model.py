@@ -148,6 +148,29 @@ def test_what_is_asked_for_does_not_tell_whether_there_was_room(
     assert not (tmp_path / "full/state/model.onnx").exists()
 
 
+@pytest.mark.parametrize("has_room", [True, False])
+def test_when_a_command_would_be_ending_does_not_tell_whether_there_was_room(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, has_room: bool
+) -> None:
+    """No round begins in that time where the owner asks for free memory, and no load is measured."""
+    kept_here(monkeypatch)
+    if not has_room:
+        monkeypatch.setattr("agent.model_keeping.SPACE_LEFT", 1 << 60)
+    latest = LatestModel(settings_in(tmp_path, command=["sleep", "600"]), clock)
+    ending = []
+    for data, seconds in ((b"first", 20), (b"second", 70)):  # The second one ends the first one's command.
+        kept(latest, data)
+        for _ in range(seconds):
+            clock.advance(1.0)
+            latest.tend()
+            ending.append(latest.may_be_ending)
+    latest.close()
+    assert latest.file.exists() is has_room
+    assert [second for second, is_ending in enumerate(ending) if is_ending] == [
+        *range(4), *range(20, 24), *range(79, 84),
+    ]  # fmt: skip
+
+
 def test_nobody_waits_until_a_model_is_written(
     tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
