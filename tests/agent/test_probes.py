@@ -275,6 +275,19 @@ def test_what_has_no_receipt_leaves_again_and_writes_nothing_for_it(tmp_path: Pa
             assert other.execute(version).fetchone() != seen
 
 
+@pytest.mark.parametrize("hides", [False, True])
+def test_a_board_without_a_certificate_has_one_where_it_hides_that_it_sits_out(
+    tmp_path: Path, hides: bool
+) -> None:
+    """A member that sits out sends as many messages as one that takes part; so does who is none."""
+    with open_device(tmp_path, limits={"dummy_traffic": hides}) as device:
+        device.give()
+        device.take_plan(plan())
+        device.advance()
+        assert [len(digests) for digests in device.probes().values()] == hides * [1]
+        assert len(device.pending().get(1, [])) == hides * BLOCKS
+
+
 def test_none_leaves_once_its_job_is_over(tmp_path: Path) -> None:
     """Nobody gives it a receipt any more. Before, it left again every few seconds until the next job."""
     with served(tmp_path) as fleet:

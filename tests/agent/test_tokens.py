@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ from served_boards import BLOCKS, SITS_OUT, WAITS, Served, plan, served
 from token_desks import JOB, Desk
 
 from agent.announcements import Phase
+from agent.custody import back_up
 from coordinator.blind_signing import PrivateKey
 from dpagent import faults
 from dpagent.faults import FaultPoint
+from dpagent.protocol.blind_signatures import Blinded, PublicKey, blind
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.issuing import Verdict, Wish
 from dpagent.protocol.messages import Receipts
@@ -102,6 +106,53 @@ def test_requests_tell_nothing_of_the_grid_and_answers_nothing_of_the_window(tmp
     assert (slow, same) == (asked, sent)
 
 
+def test_a_round_that_was_asked_for_begins_after_all_requests_on_any_grid(tmp_path: Path) -> None:
+    """Else its window would open by when the answer came."""
+    with served(tmp_path) as fleet:
+        for period_s in (PERIOD_S, 5.0, 60.0):
+            fleet.device.cycle._publisher.period_s = period_s
+            begins_s = fleet.device.tokens.begins_at(100.0) - 100.0
+            # The open round's request leaves within a period and a quarter; the rest is for the answer.
+            assert begins_s >= max(10.0, 3 * period_s)
+
+
+def test_nothing_shows_which_message_became_which_token(tmp_path: Path) -> None:
+    """On the disk, once the answer is there; a charge needs none of it."""
+    with served(tmp_path) as fleet:
+        fleet.device.take_plan(plan())
+        fleet.pass_time(20 * PERIOD_S)
+        before = fleet.device.state.tokens.unanswered("testers")
+        fleet.answer(fleet.asks())
+        assert len(before) == 3
+        for each in before:
+            kept = fleet.device.state.tokens.request(JOB, each.key.number, "testers")
+            assert kept is not None
+            assert (kept.blinded, kept.inverses, kept.nonces) == ((), (), ())
+            assert len(fleet.device.state.tokens.tokens(JOB, each.key.number)) == BLOCKS
+
+
+def test_a_backup_of_the_books_holds_no_token_and_no_probe(tmp_path: Path) -> None:
+    """A thief of a token has a member's share of a round; and whose a probe is, its receipt tells."""
+    copy = tmp_path / "copy.db"
+    with served(tmp_path) as fleet:
+        fleet.device.take_plan(plan())
+        fleet.pass_time(20 * PERIOD_S)
+        fleet.answer(fleet.asks())
+        state = fleet.device.state
+        tokens = [each for number in (1, 2, 3) for each in state.tokens.tokens(JOB, number)]
+        ((probe,),) = fleet.device.probes().values()
+        message = state.probes.message(probe)
+        assert len(tokens) == 3 * BLOCKS
+        assert message is not None
+        state.write_notes()
+        back_up(state.files.state_dir, copy)
+    with closing(sqlite3.connect(copy)) as stolen:
+        assert stolen.execute("SELECT count(*) FROM token_requests").fetchone() == (0,)
+        assert stolen.execute("SELECT count(*) FROM probes WHERE message IS NOT NULL").fetchone() == (0,)
+    found = copy.read_bytes()
+    assert not any(each in found for each in [message, *tokens])
+
+
 def noted_by(fleet: Served) -> list[tuple[str, int, float]]:
     """Topic, length and time of what leaves from now on."""
     publish, times = fleet.device.line.publish, list[tuple[str, int, float]]()
@@ -115,9 +166,18 @@ def noted_by(fleet: Served) -> list[tuple[str, int, float]]:
     return times
 
 
-def test_a_device_that_declines_asks_at_the_same_times_with_as_many_bytes(tmp_path: Path) -> None:
-    """What a broker sees of both, from the plan to the window: topic, length and time of each message."""
-    seen = []
+def test_a_device_that_declines_asks_at_the_same_times_with_as_many_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a broker sees of both, from the plan to the window: topic, length and time of each message. And as
+    much work: to blind a message takes a small board milliseconds."""
+    seen, made = [], list[bytes]()
+
+    def noted(key: PublicKey, message: bytes) -> Blinded:
+        made.append(message)
+        return blind(key, message)
+
+    monkeypatch.setattr("agent.tokens.blind", noted)
     for name, limits in (("a", {}), ("b", SITS_OUT)):
         with served(tmp_path / name, limits={"dummy_traffic": True, **limits}) as fleet:
             clock = fleet.device.clock
@@ -138,6 +198,7 @@ def test_a_device_that_declines_asks_at_the_same_times_with_as_many_bytes(tmp_pa
             fragments = [each[:2] for each in times if each[0].endswith("/fragments")]
             seen.append((asks, fragments))
             assert len(fleet.device.charged()) == (not limits)
+            assert len(made) == (1 + bool(limits)) * 3 * BLOCKS
             expected = Wish.LIMITS if limits else Wish.TAKES_PART
             assert {entry.wish for entry in fleet.desk.entries()} == {expected}
     assert seen[0] == seen[1]
