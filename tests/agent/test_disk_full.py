@@ -31,9 +31,13 @@ from agent.replay import replay
 from agent.rounds import RoundState
 from agent.spool import SpooledFragment
 from agent.state import AgentState
+from agent.token_store import Request
 from dpagent.database_file import open_readonly
 from dpagent.errors import ExitCode, LedgerError, StorageError
+from dpagent.protocol.blind_signatures import PREFIX_BYTES
 from dpagent.protocol.dummies import MAX_DUMMIES
+from dpagent.protocol.issuing import Verdict, Wish
+from dpagent.protocol.tokens import TOKEN_BYTES, RoundKey
 
 JOB = (b"k" * 16).hex()
 SENT = fragments(7, 40)
@@ -229,6 +233,7 @@ def no_disk_is_asked_for_room_once_it_is_taken(root: Path) -> None:
     state = AgentState(files, {DATASET: BUDGET}, room, check=replay)
     state.save_heads()
     fill(root)
+    _ask_for_as_many_tokens_as_are_kept(state)
     _sit_out_as_often_as_is_remembered(state)
     for job, (length, count) in enumerate(LARGEST):
         assert count * (length + FRAGMENT_BYTES) <= FULL_LIMITS.maximum_update_mib << 20
@@ -238,6 +243,28 @@ def no_disk_is_asked_for_room_once_it_is_taken(root: Path) -> None:
     _take_part_in_a_job(again, b"a" * 16, *LARGEST[2])
     again.close()
     assert verify(files.state_dir, files.second_head).charges == 3 * (len(LARGEST) + 1)
+
+
+def _ask_for_as_many_tokens_as_are_kept(state: AgentState) -> None:
+    """With as many tokens each as there may be; and for lists of keys, and conflicts of them."""
+    many, keys = range(224), bytes(32)
+    for job in (bytes([number]) * 16 for number in range(100, 104)):
+        requests = [
+            Request(
+                RoundKey("testers", job, number, "fragment", len(many), os.urandom(256)), keys, keys,
+                Wish.TAKES_PART, "why " * 500,
+                *(tuple(os.urandom(size) for _ in many) for size in (PREFIX_BYTES, 256, 256)), bytes(32),
+            )
+            for number in range(1, 17)
+        ]  # fmt: skip
+        state.keep_token_requests(job, 1, requests)
+        tokens = [os.urandom(TOKEN_BYTES) for _ in many]
+        for number in (1, 2):
+            state.settle_tokens(job, number, Verdict.GRANTED, tokens, None)
+        for _ in range(20):
+            for of in (job, os.urandom(16)):
+                state.keep_token_list(of, os.urandom(4_400))
+            state.keep_token_conflict(os.urandom(16), 1, os.urandom(4_400), os.urandom(4_400), 0.0)
 
 
 def _sit_out_as_often_as_is_remembered(state: AgentState) -> None:

@@ -10,13 +10,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from ledgers import AT, BUDGET, DATASET, charge_rounds
+from fleets import make_plan
+from ledgers import AT, BUDGET, DATA, DATASET, charge_for, charge_rounds
 
 from agent.audit import verify
 from agent.charges import Budget
 from agent.custody import back_up, begin_ledger, go_on_after_restore, put_back, raise_budget
 from agent.heads import LedgerFiles
 from agent.ledger_room import LedgerRoom
+from agent.limit_settings import LimitSettings
 from agent.replay import replay
 from agent.state import AgentState
 from dpagent import storage
@@ -100,6 +102,49 @@ def test_nothing_of_a_log_is_erased_before_it_is_gone_for_good(
     state.close()
     assert list(dict.fromkeys(done)) == ["gone for good", "zeros", "zeros on the disk"]
     assert not any(kept_of(files).read_bytes())
+
+
+def test_each_charge_fits_into_the_room_that_is_taken_for_it(disk: Path) -> None:
+    """A coordinator chooses how many there are, at no ε, up to the owner's limit."""
+    files, number = LedgerFiles(disk / "state", disk / "head"), 40
+    begin_ledger(files, {DATASET: BUDGET})
+    few, many = (
+        LedgerRoom.of(LimitSettings(maximum_charges=count), has_tokens=False) for count in (10, 10 + number)
+    )
+    with closing(AgentState(files, {DATASET: BUDGET}, check=replay)) as state:
+
+        def pages() -> int:
+            count, free = (
+                state.connection.execute(f"PRAGMA {each}").fetchone()[0]
+                for each in ("page_count", "freelist_count")
+            )
+            return int(count - free)
+
+        before = pages()
+        for job in range(number):
+            plan = make_plan(job=job.to_bytes(16, "big"))
+            charge = charge_for(plan, DATA, state.ledger)
+            state.offer(charge.job, charge.round, bytes(32), 0.0)
+            state.charge([charge], 0.0)
+        page_bytes = state.connection.execute("PRAGMA page_size").fetchone()[0]
+        assert (pages() - before) * page_bytes < many.database_bytes - few.database_bytes
+
+
+def test_the_log_of_an_agent_that_was_killed_is_none_of_a_ledger_that_is_put_back(
+    files: LedgerFiles, disk: Path
+) -> None:
+    """Neither by its name, nor by the second one, under which it has its blocks."""
+    state = opened(files)
+    back_up(files.state_dir, disk / "backup")
+    charge_rounds(state, 1, 2)
+    leave_as_killed(state)
+    assert any(kept_of(files).read_bytes())
+    files.database.unlink()
+    put_back(disk / "backup", files)
+    assert not log_of(files).exists()
+    restored(files)
+    opened(files).close()
+    assert verify(files.state_dir, files.second_head).charges == 0
 
 
 @pytest.mark.parametrize("left", [12_288, 32_768])
