@@ -192,6 +192,8 @@ def test_the_pull_is_what_the_strongest_fragment_moves_the_mean_by(settings: Fle
         strongest = np.full(block, middle, np.int64)
         low, high = (low, middle) if _is_refused(norms, strongest) else (middle, high)
     moved = fleet_mean(task.release, {0: (settings.devices, np.full(block, low, np.int64))})
+    with pytest.raises(MessageError):  # Its values would count for twice as much at each level more.
+        norms.require(0, np.full(block, 3, np.int64), norms.highest_level + 1)
     # In clip norms; a wire unit more in each coordinate would have been refused.
     norm = float(np.linalg.norm(moved)) / task.release.mechanism.clip_norm
     assert norm <= norms.pull < norm * (low + 1) / low
@@ -225,6 +227,7 @@ def test_the_count_of_records_within_the_norm_is_judged_on_its_own(settings: Fle
     # One of ten devices has at most 0.05 of the share without noise. With the norm of a whole block it would
     # move 0.6 times this bound.
     assert 0.05 < moved < 0.25 * norms.pull / task.release.clipping.count_weight / 2
+    assert moved < 0.95, "nearly all of it for the noise, and 0.13 for the largest lot of records"
 
 
 def test_a_mechanism_that_states_no_law_bounds_nothing(

@@ -178,6 +178,8 @@ def test_a_dummy_needs_no_token_and_counts_for_nothing(desk: Desk) -> None:
     assert desk.counted == 0
     rows = desk.running.store.database.execute("SELECT name, value FROM counters")
     assert {row["name"]: row["value"] for row in rows} == {"dummies": 5}
+    elsewhere = replace(decode(as_sent(dummies[0], desk.plan), Fragment), position=5)
+    assert desk.take(elsewhere) == {"dummies": 5, "rejected: bad position": 1}, "as a fragment there"
 
 
 def test_a_probe_has_a_receipt_whenever_it_comes_and_counts_for_nothing(
