@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from dpagent import faults
 from dpagent.faults import FaultPoint
 from dpagent.protocol.blind_signatures import Blinded, PublicKey, blind
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.issuing import Verdict, Wish
+from dpagent.protocol.issuing import Statement, Verdict, Wish
 from dpagent.protocol.messages import Receipts
 from dpagent.protocol.tokens import without_token
 
@@ -378,6 +379,31 @@ def test_a_ledger_that_went_back_takes_no_tokens(tmp_path: Path) -> None:
         ((_, reason, _),) = device.declined()
         assert "older copy" in reason
     again.close()
+
+
+@pytest.mark.parametrize("said", ["nothing signed", "another's", "what it has"])
+def test_a_board_believes_nobody_else_that_its_ledger_went_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    """Its owner would be told to write off all that is left of the budget."""
+    with served(tmp_path) as fleet:
+        other = fleet.desk.member()
+
+        def later(_: Issuer, device: object, statement: Statement) -> bytes:
+            further = replace(statement, entries=statement.entries + (said != "what it has"))
+            signed = {"nothing signed": bytes(64), "another's": other.sign(further.signed)}
+            return further.to_bytes() + signed.get(said, fleet.identity.sign(further.signed))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Issuer, "_later_ledger", later)
+            fleet.device.take_plan(plan())
+            fleet.pass_time(20 * PERIOD_S)
+            fleet.answer(fleet.asks())
+        assert len(fleet.device.state.tokens.unanswered("testers")) == 3, "it asks again"
+        fleet.pass_time(25.0)
+        fleet.answer(fleet.asks())
+        fleet.device.advance()
+        assert fleet.device.charged() == [1]
 
 
 @pytest.mark.parametrize("linkability", ["fragment", "round"])
