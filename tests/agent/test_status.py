@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -150,7 +151,10 @@ def test_a_write_that_fails_is_said_once_and_ends_nothing(
     assert read_status(state) is not None
 
 
-def test_nothing_is_written_through_anothers_link(state: Path, memory: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_nothing_is_written_through_anothers_link(
+    state: Path, memory: Path, tmp_path: Path, link: Callable[[Path, Path], None]
+) -> None:
     """In a directory that others write to."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
@@ -158,7 +162,7 @@ def test_nothing_is_written_through_anothers_link(state: Path, memory: Path, tmp
     file = (state / "status.json").readlink()
     for place in (file, file.with_name(f".{file.name}.new")):
         place.unlink(missing_ok=True)
-        place.symlink_to(victim)
+        link(place, victim)
     StatusFile(state, MovableClock(), {"RUNTIME_DIRECTORY": str(memory)}).note(LOST)
     assert victim.read_text() == "mine"
     assert read_status(state) is not None
