@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from coordinator.announcer import Announcer
@@ -111,6 +111,7 @@ class Coordinator:
         jobs = self._queue.jobs()
         if any(each.job.noise.mechanism.trust is Trust.COORDINATOR for each in jobs):
             self._database.erase_what_is_deleted()
+        self._erase_keys(jobs)
         if not jobs and not self._stays:
             raise ConfigurationError(
                 "There is no job: fleet.yaml holds none, and the queue is empty. Add one with `dpagent "
@@ -122,6 +123,18 @@ class Coordinator:
             self.running = self._taken_up(wanted, prepared)
         else:
             self.running = self._taken_up_or_paused(wanted)
+
+    def _erase_keys(self, jobs: Sequence[QueuedJob]) -> None:
+        """Erase the secrets of rounds' keys that a crash has left, as their rounds were over: a job that is
+        paused is not taken up, which would do it."""
+        if not any(each.job.linkability != "none" for each in jobs) or not self._settings.has_members:
+            return
+        from coordinator.registry import Registry  # with what devices sign
+
+        with contextlib.closing(Registry(self._settings.members_place)) as registry:
+            for each in jobs:
+                over = each.job.rounds if each.state.is_over else each.over_rounds
+                registry.forget_secrets(each.job.id, over)
 
     def close(self) -> None:
         """Close the databases and let go of the directory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,7 +18,8 @@ from agent.probes import probe_for
 from coordinator.blind_signing import PrivateKey, _signer
 from coordinator.daemon import Coordinator
 from coordinator.own_receipts import HELD_S
-from coordinator.registry import Entry
+from coordinator.queue import Queue
+from coordinator.registry import Entry, Registry
 from coordinator.round_end import Verdict as Close
 from coordinator.running_job import RunningJob
 from coordinator.settings import load_fleet_settings
@@ -335,6 +337,22 @@ def test_no_key_of_a_job_that_is_over_makes_tokens(tmp_path: Path, monkeypatch: 
     assert [None if each is None else each.secret for each in kept] == [None] * 3
     assert None not in kept
     desk.coordinator.close()
+
+
+def test_a_crash_behind_a_close_leaves_no_secret_though_the_job_is_paused(tmp_path: Path) -> None:
+    """It is not taken up at the next start, which would erase what is over."""
+    desk = Desk(tmp_path, "fragment")
+    queue, cycle = Queue(desk.running.store.database), desk.running.cycle
+    desk.key(3)
+    queue.pause("first")
+    cycle._close(cycle.progress())
+    desk.coordinator.close()
+    again = Coordinator(load_fleet_settings(tmp_path / "fleet.yaml"), clock=desk.clock)
+    assert again.running is None
+    again.close()
+    with contextlib.closing(Registry(desk.settings.members_place)) as registry:
+        found = [registry.key(desk.plan.job, number) for number in (1, 2, 3)]
+    assert [each is not None and each.secret is not None for each in found] == [False, True, True]
 
 
 def test_a_fleet_without_members_has_no_tokens(tmp_path: Path) -> None:
