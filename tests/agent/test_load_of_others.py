@@ -134,6 +134,8 @@ def test_whether_the_owners_command_takes_all_of_its_time_changes_no_load(
     with agent_with_command(tmp_path, is_over=is_over, highest_load=0.3) as (agent, command):
         clock, tree = agent._clock, BoardTree(tmp_path / "board")
         assert isinstance(clock, MovableClock)
+        # Nor does its end change what is measured, whenever it ends by itself.
+        assert (command in agent._governor._load._readers()) is not is_over
         for step in range(1, 56):
             is_there, others = not is_over and step < 46, 320 if step == 46 else 80
             if is_there:
