@@ -158,7 +158,7 @@ def test_when_a_command_would_be_ending_does_not_tell_whether_there_was_room(
         monkeypatch.setattr("agent.model_keeping.SPACE_LEFT", 1 << 60)
     latest = LatestModel(settings_in(tmp_path, command=["sleep", "600"]), clock)
     ending = []
-    for data, seconds in ((b"first", 20), (b"second", 70)):  # The second one ends the first one's command.
+    for data, seconds in ((b"first", 20), (b"second", 100)):  # The second one ends the first one's command.
         kept(latest, data)
         for _ in range(seconds):
             clock.advance(1.0)
@@ -167,7 +167,7 @@ def test_when_a_command_would_be_ending_does_not_tell_whether_there_was_room(
     latest.close()
     assert latest.file.exists() is has_room
     assert [second for second, is_ending in enumerate(ending) if is_ending] == [
-        *range(4), *range(20, 24), *range(79, 84),
+        *range(4), *range(20, 24), *range(109, 114),
     ]  # fmt: skip
 
 
