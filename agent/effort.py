@@ -9,8 +9,9 @@ largest one (:class:`~dpagent.learning.training.lots.Filling`), so that nothing 
 meanwhile, such as how soon it acknowledges a message, tells when the real records were done. What is tried
 runs through the same functions as what is charged: work that only one of them had could be told by its time.
 
-A made-up record is read as a decoded one is (:mod:`agent.rows`), but from memory: of a small model, reading
-is most of the work. Its gradient need not be taken, as a blank row of the engine takes as long.
+A made-up record is read as a decoded one is (:mod:`agent.row_reads`), or as its features are, but from
+memory: of a small model, reading is most of the work. Its gradient need not be taken, as a blank row of the
+engine takes as long.
 
 Where the files of the records, or of their features, are too large for the system to keep in memory, each
 record of the largest lot counts with a read from a slow disk. What remains is what arithmetic itself takes,
@@ -33,10 +34,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.noisy_sums import MOMENTS_AT_ONCE, for_wire, moments_of, noisy_step, published_step
+from agent.row_reads import read_rows, rows_in
 from dpagent.learning.data.dataset import Dataset, Indices
 from dpagent.learning.data.declared import DType
-from dpagent.learning.data.stored import RawFile
-from dpagent.learning.front_end.features import FrontEnd
+from dpagent.learning.front_end.features import FeatureRows, FrontEnd
 from dpagent.learning.training.augmentation import Augmentation
 from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.lots import AT_ONCE, Filling, Room, total_of
@@ -142,20 +143,27 @@ class MadeUp(Dataset):
         records: how many.
         shape: of each, as the engine takes it.
         dtype: of each, as it is stored: uint8 or float32.
+        are_features: whether each is read as the features of a record are.
     """
 
-    def __init__(self, records: int, shape: Sequence[int], dtype: DType) -> None:
+    def __init__(
+        self, records: int, shape: Sequence[int], dtype: DType, *, are_features: bool = False
+    ) -> None:
         super().__init__(np.zeros(records, np.int64), 2, shape=shape, dtype=np.dtype(dtype))
-        descriptor = os.memfd_create("made up")
+        file, descriptor = Path("made up"), os.memfd_create("made up")
         values = TrialNumbers(0).uniform(self.shape)
-        os.write(descriptor, (255 * values if dtype == "uint8" else values).astype(dtype).tobytes())
-        self._record = RawFile(Path("made up"), descriptor)
+        record = (255 * values if dtype == "uint8" else values).astype(dtype).tobytes()
+        os.write(descriptor, record)
+        self._record = rows_in(file, descriptor)
+        self._rows = np.zeros(records, np.int64)
+        self._checksums = np.full(records, zlib.crc32(record), np.uint32)
+        self._features = FeatureRows(file, descriptor, self.shape, 1) if are_features else None
 
     def _read(self, indices: Indices) -> NDArray[Any]:
-        raw = np.zeros((len(indices), self.record_bytes), np.uint8)
-        for row in raw:
-            self._record.read_into(row, 0)
-            zlib.crc32(row.data)
+        rows = self._rows[indices]
+        if self._features is not None:
+            return self._features.at(rows)
+        raw, _ = read_rows(self._record, rows, self._checksums[indices], self.record_bytes)
         return raw.view(self.dtype).reshape(len(indices), *self.shape)
 
 
@@ -282,7 +290,8 @@ class Effort:
         shape = self._task.spec.head.input_shape if load.moments is None else (load.moments.values,)
         rows = min(AT_ONCE * self._microbatch, max(self.largest, 1))
         room = Room(rows, shape, load.augmentation)
-        return Filling(self.largest, self._most_records, MadeUp(rows, shape, self._dtype), room)
+        made_up = MadeUp(rows, shape, self._dtype, are_features=self._front_end is not None)
+        return Filling(self.largest, self._most_records, made_up, room)
 
     def _compute_features(self, records: int = _TRIED_FEATURES) -> None:
         assert self._front_end is not None

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import math
 import os
-import zlib
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +41,7 @@ from numpy.typing import NDArray
 from agent.data_settings import DataSettings
 from agent.row_files import RowFiles
 from agent.row_index import DECODED, Index
+from agent.row_reads import read_rows, rows_in
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, Indices, Origin
 from dpagent.learning.data.stored import RawFile
@@ -159,7 +159,7 @@ class RowStore(RowFiles):
         """
         with disk_errors(self.rows_file):
             descriptor = os.open(self.rows_file, os.O_RDONLY | os.O_CLOEXEC)
-        return Rows(index, RawFile(self.rows_file, descriptor))
+        return Rows(index, rows_in(self.rows_file, descriptor))
 
 
 class Rows(Dataset):
@@ -199,15 +199,9 @@ class Rows(Dataset):
     def try_read(self, indices: Indices) -> tuple[NDArray[Any], dict[int, str]]:
         """As of :meth:`Dataset.try_read`: each record is one read of as many bytes, whatever it holds."""
         indices = self._require_in_range(indices)
-        raw, problems = np.zeros((len(indices), self.record_bytes), np.uint8), {}
-        for place, number in enumerate(indices.tolist()):
-            row = int(self._rows[number])
-            try:
-                self._file.read_into(raw[place], row * self.record_bytes)
-                if zlib.crc32(raw[place].data) != self._checksums[number]:
-                    raise DataError(f"{self._file.path}: row {row} is damaged. Check the disk.")
-            except DataError as error:
-                problems[place] = str(error)
+        raw, problems = read_rows(
+            self._file, self._rows[indices], self._checksums[indices], self.record_bytes
+        )
         return raw.view(self.dtype).reshape(len(indices), *self.shape), problems
 
 

@@ -1,35 +1,44 @@
 """A coordinator makes the model so small that reading records is most of the work of a round.
 
 Claim: a round reads as often whatever the lot is, made-up records included, and the trial before the charge
-    counts that in.
-Parameters: rows of a table, 2 of 60 or all 60; a linear model, with and without a front end; two local steps
-    with all records.
+    counts that in; and from its charge to its update it executes the same steps, one by one.
+Parameters: rows of a table, none, 1, 2, 59 or all 60; a linear model, with and without a front end; two local
+    steps with all records, and plain training, whose batches hold records alone as soon as there is one.
 
 Before, the trial and the filling up computed made-up records and read none. With a linear model on 20,000
 rows and 16 steps, training took 0.5 s with 400 records and 1.2 s with 20,000, where 0.85 s were counted with
 half as much again: with a slot that the trial just fitted, the time of the answer told how many records were
 in the lots.
 
-Power: no randomness; reads are counted. On the code of before, a round reads as often as its lots have
-    records.
-Outcome: as many reads. Where the data may not fit in memory, each record counts with a read of a slow disk.
+Later, a made-up record was read in fewer steps than a real one, or, of a front end, in more, since its
+checksum was taken. Plain training of 10,000 steps with batches of 32, which may cost an ε of 0.0001, took 4 %
+longer if there was any record (`digits`: 6.8 s in place of 6.5 of a PC's processor), or 15 % less long
+(`scattering`: 8.1 s in place of 9.5); and acknowledgements tell when training is over.
+
+Power: no randomness; reads are counted, and steps of the interpreter and calls of compiled functions. On the
+    code of before, a round reads as often as its lots have records; and later, it executes 5 % more or less.
+Outcome: as many reads, the same steps. Where the data may not fit in memory, each record counts with a read
+    of a slow disk.
 """
 
 from __future__ import annotations
 
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from devices import KEY, started_trainer
-from fleets import DIGITS, make_task, model_section, terms, write_agent
+from executed import executed
+from fleets import DIGITS, make_task, model_section, report_plan, terms, write_agent
 from numpy.typing import NDArray
 
 from agent.settings import load_agent_settings
+from agent.training import Trainer
 from dpagent.learning.data.stored import RawFile
-from dpagent.learning.front_end.features import FeatureSet
+from dpagent.learning.front_end.features import FeatureRows
 from dpagent.learning.models.description import from_description
 from dpagent.privacy.sampling import largest_lot
 from dpagent.protocol.task import RoundTask
@@ -44,25 +53,37 @@ def small(changes: dict[str, Any]) -> RoundTask:
     return make_task(model=model, **terms(rate=1.0, local_steps=STEPS), wire={"block": 6})
 
 
+def plain(changes: dict[str, Any]) -> RoundTask:
+    """A round of two-point reports of such a model, after plain training."""
+    model = model_section(from_description(MODEL | changes))
+    training = {"steps": STEPS, "batch": 40, "learning_rate": 0.1}
+    return RoundTask.of(
+        report_plan(coordinates=6, block=6, model=model, release={"training": training, "radii": [0.5, 0.5]})
+    )
+
+
+def board(directory: Path, records: int) -> Trainer:
+    data = {
+        "kind": "csv", "path": "rows.csv", "classes": ["0", "1"], "csv": {"features": ["a", "b"]},
+        "max_records": MOST, "shape": None, "dtype": None, "features_mib": 1,
+    }  # fmt: skip
+    file = write_agent(directory, None, KEY, engine="numpy", data=data)
+    (directory / "rows.csv").write_text(
+        "a,b,label\n" + "".join(f"{row},1,{row % 2}\n" for row in range(records))
+    )
+    return started_trainer(load_agent_settings(file))
+
+
 @pytest.mark.parametrize("changes", [{}, FRONT_END], ids=["records", "features"])
 @pytest.mark.parametrize("records", [0, 2, MOST])
 def test_a_round_reads_as_often_whatever_the_lot_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: int, changes: dict[str, Any]
 ) -> None:
-    data = {
-        "kind": "csv", "path": "rows.csv", "classes": ["0", "1"], "csv": {"features": ["a", "b"]},
-        "max_records": MOST, "shape": None, "dtype": None, "features_mib": 1,
-    }  # fmt: skip
-    (tmp_path / "rows.csv").write_text(
-        "a,b,label\n" + "".join(f"{row},1,{row % 2}\n" for row in range(records))
-    )
-    trainer = started_trainer(
-        load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy", data=data))
-    )
+    trainer = board(tmp_path, records)
     task, weights = small(changes), np.zeros(6, np.float32)
     assert trainer.noisy_update(trainer.prepare(task, {}, weights)).failure is None  # computes the features
     read, checked = {"made up": 0, "real": 0}, list[int]()
-    of_records, of_features, of_rows = RawFile.read_into, FeatureSet._read, zlib.crc32
+    of_records, of_features, of_rows = RawFile.read_into, FeatureRows.at, zlib.crc32
 
     def checksum(row: memoryview) -> int:
         checked.append(of_rows(row))
@@ -72,12 +93,12 @@ def test_a_round_reads_as_often_whatever_the_lot_is(
         read["made up" if self.path.name == "made up" else "real"] += 1
         of_records(self, target, place)
 
-    def read_features(self: FeatureSet, indices: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
-        read["real"] += len(indices)
-        return of_features(self, indices)
+    def read_features(self: FeatureRows, places: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
+        read["made up" if self._file.name == "made up" else "real"] += len(places)
+        return of_features(self, places)
 
     monkeypatch.setattr(RawFile, "read_into", read_into)
-    monkeypatch.setattr(FeatureSet, "_read", read_features)
+    monkeypatch.setattr(FeatureRows, "at", read_features)
     monkeypatch.setattr(zlib, "crc32", checksum)
     work = trainer.prepare(task, {}, weights)
     assert read["real"] == 0
@@ -86,7 +107,20 @@ def test_a_round_reads_as_often_whatever_the_lot_is(
     checked.clear()
     assert trainer.noisy_update(work).failure is None
     assert read == {"made up": STEPS * (MOST - records), "real": STEPS * records}
-    assert len(checked) == sum(read.values()) or changes, "features have no checksum"
+    assert len(checked) == (0 if changes else sum(read.values())), "features have no checksum"
+
+
+@pytest.mark.parametrize("changes", [{}, FRONT_END], ids=["records", "features"])
+def test_a_round_takes_the_same_steps_whatever_the_lot_is(tmp_path: Path, changes: dict[str, Any]) -> None:
+    weights = np.zeros(6, np.float32)
+    for task in (small(changes), plain(changes)):
+        taken = []
+        for records in (0, 1, 2, MOST - 1, MOST):
+            trainer = board(tmp_path / f"{task.release.plan.method}-{records}", records)
+            trainer.noisy_update(trainer.prepare(task, {}, weights))  # opens the records
+            work = trainer.prepare(task, {}, weights)
+            taken.append(executed(partial(trainer.noisy_update, work)))
+        assert all(one == taken[0] for one in taken), [one - taken[0] for one in taken]
 
 
 def test_data_that_may_not_fit_in_memory_count_with_a_read_of_the_disk_for_each_record(

@@ -280,7 +280,8 @@ class Dataset(ABC):
 
     def _require_in_range(self, indices: Indices) -> Indices:
         indices = np.asarray(indices)
-        if indices.size and not (int(indices.min()) >= 0 and int(indices.max()) < len(self)):
+        # Also of none, as of some.
+        if not (int(indices.min(initial=0)) >= 0 and int(indices.max(initial=-1)) < len(self)):
             raise IndexError(
                 f"indices from {indices.min()} to {indices.max()} for {counted(len(self), 'record')}"
             )

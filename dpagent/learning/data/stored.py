@@ -125,10 +125,11 @@ class RawFile:
         Raises:
             DataError: the file has become shorter, or the disk cannot read it.
         """
-        view, done = target.data.cast("B"), 0
+        view = target.data.cast("B")
         try:
+            done = self.read_some(view, place) if view else 0
             while done < len(view):
-                got = self.read_some(view[done:], place + done)
+                got = self.read_some(view[done:], place + done) if done else 0
                 if not got:
                     raise DataError(
                         f"{self.path} ends at byte {place + done}; it was longer when it was opened. Copy it"

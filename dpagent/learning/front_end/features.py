@@ -55,6 +55,9 @@ _HEAD_BYTES: Final = 4096
 _LOST: Final = 255
 """Each byte of a digest at a place that the disk does not take, which a record's own digest never is: what is
 there counts as not finite until all features are computed again."""
+_AWAY: Final = 1 << 10
+"""Python has the least whole numbers at hand, and makes others anew: without this, it makes more of them to
+read any row but the first."""
 _RUN: Final = 4
 """Records read together: no more than a device tries before the charge (:mod:`agent.effort`)."""
 
@@ -279,6 +282,57 @@ def _files(directory: Path) -> tuple[Path, Path]:
     return directory / "features.f32", directory / "features.index"
 
 
+class FeatureRows:
+    """Rows of features in an open file.
+
+    Args:
+        file: for what is said of it.
+        descriptor: of the file; whoever opened it closes it.
+        shape: of the features of a record.
+        places: how many rows there are.
+
+    Attributes:
+        lost: ``(places,)``: rows that the disk does not write, or read.
+    """
+
+    def __init__(self, file: Path, descriptor: int, shape: tuple[int, ...], places: int) -> None:
+        self._file, self._descriptor, self._shape = file, descriptor, shape
+        self._row_bytes = 4 * math.prod(shape)
+        self.lost: NDArray[np.bool_] = np.zeros(places, np.bool_)
+        self._reads = PatientReads()
+
+    def at(self, places: NDArray[np.integer[Any]]) -> Floats:
+        """The features there, ``(n, *shape)``; NaN for a row that is lost.
+
+        Raises:
+            StorageError: the file has become shorter.
+        """
+        rows = np.full((len(places), *self._shape), np.nan, np.float32)
+        starts = (places * self._row_bytes + _AWAY).tolist()
+        for start, row, is_lost in zip(starts, rows, self.lost[places].tolist(), strict=True):
+            if not is_lost:
+                self._read(start - _AWAY, row)
+        return rows
+
+    def lose(self, place: int, error: OSError | None) -> None:
+        """Let a row count as lost, and tell the owner why."""
+        self.lost[place] = True
+        why = "it is not read" if error is None else error.strerror
+        log.error("%s, row %d: %s; its record does not count. Check the disk.", self._file, place, why)
+
+    def _read(self, start: int, row: Floats) -> None:
+        why: OSError | None = None
+        try:
+            if self._reads.read(self._descriptor, row.data, start) == self._row_bytes:
+                return
+        except OSError as error:
+            why = error
+        if os.fstat(self._descriptor).st_size < start + self._row_bytes:
+            raise StorageError(f"{self._file} was cut short while in use; it is made again.")
+        row[...] = np.nan
+        self.lose(start // self._row_bytes, why)
+
+
 class FeatureSet(Dataset):
     """The features of another set, from a file.
 
@@ -319,11 +373,10 @@ class FeatureSet(Dataset):
         self._places = dataset.places
         self._room = int(self._places.max(initial=-1)) + 1
         self._make_room(self._room * self._row_bytes)
-        self._lost: NDArray[np.bool_] = np.zeros(self._room, np.bool_)
-        self._reads = PatientReads()
         with disk_errors(self._file):
             self._descriptor = os.open(self._file, os.O_RDWR | os.O_CLOEXEC)
         self._closing = weakref.finalize(self, os.close, self._descriptor)
+        self._rows = FeatureRows(self._file, self._descriptor, self.shape, self._room)
         self.computed = self.unusable = 0
         self._fill(dataset, front_end, fill_up)
 
@@ -343,8 +396,8 @@ class FeatureSet(Dataset):
         if known is None or (known.front_end, known.row_bytes) != (front_end.key, self._row_bytes):
             known = _Computed(front_end.key, self._row_bytes, np.zeros((0, DIGEST_BYTES), np.uint8))
         known = known.of_size(max(self._room, len(known.digests)))
-        digests, self._lost = dataset.digests(), (known.digests == _LOST).all(axis=1)
-        is_known = (known.digests[self._places] == digests).all(axis=1) | self._lost[self._places]
+        digests, self._rows.lost = dataset.digests(), (known.digests == _LOST).all(axis=1)
+        is_known = (known.digests[self._places] == digests).all(axis=1) | self._rows.lost[self._places]
         new = np.flatnonzero(~is_known)
         if not len(new) and known.is_whole and fill_up is None:
             return  # Of no records, too, it has to be noted that they have been computed.
@@ -362,7 +415,7 @@ class FeatureSet(Dataset):
             made.digests[self._places[some]] = digests[some]
         self.computed = len(new)
         self._make_durable(self._places[new])
-        made.digests[self._lost] = _LOST
+        made.digests[self._rows.lost] = _LOST
         if fill_up is not None:
             fill_up(self.computed)
         replace(made, is_whole=True).save(self._digests)
@@ -373,7 +426,7 @@ class FeatureSet(Dataset):
         try:
             overwrite(self._descriptor, row.tobytes(), place * self._row_bytes)
         except OSError as error:
-            self._lose(place, error)
+            self._rows.lose(place, error)
 
     def _make_durable(self, places: NDArray[np.integer[Any]]) -> None:
         try:
@@ -381,40 +434,15 @@ class FeatureSet(Dataset):
             return
         except OSError as error:  # It does not say of which.
             log.error("%s: %s. Check the disk.", self._file, error.strerror)
-        for place, row in zip(places.tolist(), self._rows_at(places), strict=True):
+        for place, row in zip(places.tolist(), self._rows.at(places), strict=True):
             try:
                 overwrite(self._descriptor, row.tobytes(), place * self._row_bytes)
                 os.fsync(self._descriptor)
             except OSError as error:
-                self._lose(place, error)
-
-    def _lose(self, place: int, error: OSError | None) -> None:
-        self._lost[place] = True
-        why = "it is not read" if error is None else error.strerror
-        log.error("%s, row %d: %s; its record does not count. Check the disk.", self._file, place, why)
+                self._rows.lose(place, error)
 
     def _read(self, indices: NDArray[np.integer[Any]]) -> Floats:
-        return self._rows_at(self._places[indices])
-
-    def _rows_at(self, places: NDArray[np.integer[Any]]) -> Floats:
-        rows = np.full((len(places), *self.shape), np.nan, np.float32)
-        for place, row in zip(places.tolist(), rows, strict=True):
-            if not self._lost[place]:
-                self._read_row(place, row)
-        return rows
-
-    def _read_row(self, place: int, row: Floats) -> None:
-        why: OSError | None = None
-        try:
-            got = self._reads.read(self._descriptor, row.data, place * self._row_bytes)
-            if got == self._row_bytes:
-                return
-        except OSError as error:
-            why = error
-        if os.fstat(self._descriptor).st_size < (place + 1) * self._row_bytes:
-            raise StorageError(f"{self._file} was cut short while in use; it is made again.")
-        row[...] = np.nan
-        self._lose(place, why)
+        return self._rows.at(self._places[indices])
 
 
 def _features_of(front_end: FrontEnd, inputs: NDArray[Any]) -> Floats:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.blank_rows import blank_all_but
 from dpagent.errors import ConfigurationError, ParameterError, StorageError
 from dpagent.learning.data.dataset import to_float32
 from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, NOBODY, ClippedSum, Engine
@@ -212,14 +213,22 @@ def _fill(
     indices: NDArray[np.intp],
     filling: Filling | None,
 ) -> None:
-    """Read records into rows, of which there may be more than indices."""
-    places = np.flatnonzero(indices < len(dataset))
-    if filling is not None:
-        made_up, _ = filling.made_up.try_read(np.arange(len(labels) - len(places)))
-        to_float32(made_up)
-    inputs[...], labels[...] = 0, NOBODY
+    """Read records into rows, of which there may be more than indices.
+
+    Made-up records go the way of the others to the end, together with them: a round may have a million rows
+    to fill for next to nothing, and how long that takes would tell how many of them are records.
+    """
+    is_record = np.zeros(len(labels), np.bool_)
+    np.less(indices, len(dataset), out=is_record[: len(indices)])
+    places, others = np.flatnonzero(is_record), np.flatnonzero(~is_record)
     records, problems = dataset.try_read(indices[places])
-    inputs[places] = to_float32(records).reshape(len(places), *inputs.shape[1:])
-    labels[places] = dataset.labels[indices[places]]
+    stored = np.zeros((len(labels), *records.shape[1:]), records.dtype)
+    stored[places], labels[places] = records, dataset.labels[indices[places]]
+    if filling is not None:
+        made_up, _ = filling.made_up.try_read(np.arange(len(others)))
+        stored[others] = made_up.reshape(len(others), *records.shape[1:])
+    labels[others] = NOBODY
     unreadable = places[list(problems)]
-    inputs[unreadable], labels[unreadable] = 0, NOBODY
+    is_record[unreadable], labels[unreadable] = False, NOBODY
+    np.copyto(inputs, to_float32(stored).reshape(inputs.shape))
+    blank_all_but(is_record, inputs)
