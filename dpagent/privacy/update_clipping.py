@@ -97,7 +97,7 @@ class UpdateClipping:
         clipped = change / max(1.0, size / self.clip_norm)
         if not self.count_weight:
             return clipped
-        vote = 0.0 if size == 0 else math.copysign(self.largest_vote, self.clip_norm - size)
+        vote = math.copysign(self.largest_vote, self.clip_norm - size) * (size > 0)
         return np.append(clipped, vote)
 
     def share_within(self, mean: float) -> float:

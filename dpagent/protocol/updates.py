@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.blank_rows import blank_all_but
 from dpagent.errors import PlanError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.local_sgd import LocalSgd
@@ -172,8 +173,8 @@ class Updates:
             entropy: of noise of its own; to be replaced in tests and simulations only.
         """
         change = trained.astype(np.float64) - weights
-        if not np.isfinite(change).all():
-            change = np.zeros_like(change)
+        is_finite = np.count_nonzero(np.isfinite(change)) == len(change)
+        blank_all_but(np.array([is_finite]), change[np.newaxis])
         clipped = self.clipping.clip(change)[np.newaxis].astype(np.float32)
         update = self.mechanism.constrain(clipped).total
         if self.own_noise is None:

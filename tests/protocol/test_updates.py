@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from executed import executed
 from fleets import DIGITS, make_plan, report_plan, update_plan
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,6 +128,21 @@ def test_an_update_is_within_its_bound_whatever_was_trained(trained: float) -> N
     update = release.update_of(wild, WEIGHTS)
     assert int((update**2).sum()) <= release.terms.largest**2
     assert bool(update.any()) == (trained == 3e38)
+
+
+@pytest.mark.parametrize("device_noise", [None, [2.0, 1.5, 1.0]])
+@pytest.mark.parametrize("count_weight", [0.0, 0.5])
+def test_an_update_takes_the_same_steps_whatever_was_trained(
+    count_weight: float, device_noise: list[float] | None
+) -> None:
+    """Before, weights that had not changed, and others that were not finite, had a way of their own."""
+    release = release_of(update_plan(count_weight=count_weight, device_noise=device_noise))
+    changed = [WEIGHTS.copy() for _ in range(5)]
+    for weights, by in zip(changed, (0.0, 1e-3, 5.0, 3e38, np.nan), strict=True):
+        weights[:3] += np.float32(by)
+    release.update_of(WEIGHTS, WEIGHTS)  # Makes the tables of the noise.
+    taken = [executed(partial(release.update_of, weights, WEIGHTS)) for weights in changed]
+    assert all(one == taken[0] for one in taken), [one - taken[0] for one in taken]
 
 
 def test_dummies_and_updates_have_one_length() -> None:

@@ -44,6 +44,7 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.blank_rows import blank_all_but
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
 from dpagent.privacy.accounting.composition import exact_sum
 from dpagent.privacy.mechanisms.layer_ranges import LayerRange
@@ -251,7 +252,7 @@ class TwoPoint:
         chosen = weights[positions].astype(np.float64)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             scaled = np.clip((chosen - centres[positions]) / radii[positions], -1.0, 1.0)
-        scaled = np.where(np.isfinite(chosen), scaled, 0.0)
+        blank_all_but(np.isfinite(chosen), scaled)
         half = _half_range(self.epsilon)
         offsets = np.clip(np.rint(scaled * half).astype(np.int64), -half, half)
         return offsets.view(np.uint64) + np.uint64(2**63)  # modulo 2⁶⁴
