@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.blank_rows import blank_all_but
 from dpagent.errors import ConfigurationError, DataError, StorageError
 from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, to_float32
 from dpagent.learning.models.costs import features_mib
@@ -58,6 +59,8 @@ there counts as not finite until all features are computed again."""
 _AWAY: Final = 1 << 10
 """Python has the least whole numbers at hand, and makes others anew: without this, it makes more of them to
 read any row but the first."""
+_NAN_BITS: Final = np.float32(np.nan).view(np.int32)
+"""Set in a number of any kind, they make it NaN."""
 _RUN: Final = 4
 """Records read together: no more than a device tries before the charge (:mod:`agent.effort`)."""
 
@@ -115,12 +118,12 @@ class FrontEnd:
         with np.errstate(all="ignore"):
             for record, after in zip(inputs, features, strict=True):
                 values = (to_float32(record) - self._offset) / self._scale
-                is_finite = bool(np.isfinite(values).all())
-                if not is_finite:
-                    values = np.zeros_like(values)
+                is_finite = np.array([np.count_nonzero(np.isfinite(values)) == values.size])
+                blank_all_but(is_finite, values[np.newaxis])
                 for transform in self._transforms:
                     values = transform(values)
-                after[...] = values if is_finite else np.nan
+                after[...] = values
+                after.view(np.int32)[...] |= np.where(is_finite, 0, _NAN_BITS)
         return features
 
 
