@@ -21,6 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.blank_rows import blank_all_but
 from dpagent.errors import ParameterError, require_between, require_count
 from dpagent.privacy.ranges import moments_dimension
 
@@ -74,8 +75,10 @@ class SecondMoments:
         """
         if records.ndim != 2 or records.shape[1] != self.values:
             raise ParameterError(f"records have shape {records.shape}; expected (n, {self.values}).")
-        rows = records.astype(np.float64)
-        rows[~np.isfinite(rows).all(axis=1)] = 0
+        with np.errstate(all="ignore"):  # A record may hold anything, also what warns where it is converted.
+            rows = records.astype(np.float64)
+        finite = np.count_nonzero(np.isfinite(rows), axis=1) == self.values  # `all` would end at the first.
+        blank_all_but(finite, rows)
         norms = np.sqrt(np.square(rows).sum(axis=1))
         rows *= (self.record_norm / np.maximum(norms, self.record_norm))[:, np.newaxis]
         moments = rows.T @ rows

@@ -25,6 +25,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.blank_rows import blank_all_but
 from dpagent.errors import DataError, ParameterError, require_count, require_positive
 from dpagent.learning.models.layers import Convolution
 from dpagent.learning.models.spec import ModelSpec
@@ -103,8 +104,8 @@ class OnnxEngine:
         self._clip_norms[:] = clip_norms
         squares = np.full((len(labels), self.groups), np.inf)
         total = self._buffers.add_up(inputs, labels, squares)
-        finite = (squares <= LARGEST_SQUARE).all(axis=1)
-        within = np.count_nonzero(np.sqrt(squares[finite]) <= self._clip_norms, axis=0)
+        finite = np.logical_and.reduce(squares <= LARGEST_SQUARE, axis=1)
+        within = np.count_nonzero(finite[:, np.newaxis] & (np.sqrt(squares) <= self._clip_norms), axis=0)
         return ClippedSum(total, within, int(np.count_nonzero(~finite & (labels != NOBODY))))
 
     def is_batch_invariant(self, seed: int | None = None) -> bool:
@@ -191,7 +192,7 @@ class _Buffers:
                 self._run()
                 self._sum += self._run_sum
                 used = slice(len(labels[rows]))
-                np.copyto(squares[rows], self.squared_norms[used], where=self.present[used, np.newaxis])
+                squares[rows] = np.where(self.present[used, np.newaxis], self.squared_norms[used], np.inf)
             total += self._sum
         return total
 
@@ -212,7 +213,7 @@ class _Buffers:
             # The runtime's maxima may lose a NaN on its way, so records are looked at here.
             present &= are_finite(inputs)
             np.copyto(target, inputs)
-        target[~present] = 0
+        blank_all_but(present, target)
         np.maximum(labels, 0, out=self.labels[:count], casting="same_kind")
         self.inputs[count:], self.labels[count:], self.present[count:] = 0, 0, False
 

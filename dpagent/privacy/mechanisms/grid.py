@@ -202,7 +202,8 @@ class Grid:
                 f"total has shape {total.shape} and type {total.dtype}; "
                 f"expected ({self.dimension},) integers."
             )
-        if total.size and not -_EXACT <= int(total.min()) <= int(total.max()) <= _EXACT:
+        # Array by array: whole numbers of Python's take the longer the larger they are.
+        if not ((total >= -_EXACT) & (total <= _EXACT)).all():
             raise ParameterError("total has entries beyond ±2⁵³; expected sums of constrained records.")
 
     def _quantize_row(self, vector: NDArray[np.float64], scratch: NDArray[np.float64]) -> bool:

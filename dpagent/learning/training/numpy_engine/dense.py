@@ -19,6 +19,7 @@ from abc import abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.blank_rows import blank_all_but
 from dpagent.learning.models.spec import Node
 from dpagent.learning.training.engine import NORM_RUN
 from dpagent.learning.training.numpy_engine.power_sums import PowerSums
@@ -101,7 +102,7 @@ class DenseStage(_DenseStage):
         inputs, gradients = self._factors
         return (inputs() + 1) * gradients()
 
-    def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
+    def add_clipped(self, factors: Floats, usable: NDArray[np.bool_]) -> None:
         count = min(len(factors), len(self._clipped) - self._kept)
         place = slice(self._kept, self._kept + count)
         self._kept += count
@@ -109,8 +110,8 @@ class DenseStage(_DenseStage):
         np.multiply(self._gradients[:count], factors[:count, np.newaxis], out=clipped)
         np.copyto(inputs, self._inputs[:count])
         # Zero times infinity is not zero: numbers that must add nothing are overwritten.
-        places = unusable[unusable < count]
-        clipped[places], inputs[places] = 0, 0
+        for rows in (clipped, inputs):
+            blank_all_but(usable[:count], rows)
 
     def finish(self) -> None:
         inputs, clipped = self._kept_inputs[: self._kept], self._clipped[: self._kept]

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.blank_rows import blank_all_but
 from dpagent.errors import DataError, ParameterError, require_count, require_positive
 from dpagent.learning.models.layers import Dense
 from dpagent.learning.models.spec import ModelSpec
@@ -203,12 +204,11 @@ def _add_microbatch(
             present = np.zeros(len(usable), np.bool_)
             np.not_equal(labels[part], NOBODY, out=present[:count])
             factors = np.minimum(clip_norms[:, np.newaxis] / norms, 1).astype(np.float32)
-            np.copyto(factors, 0, where=~(present & usable))
-            # Also where there are none: who chooses the weights may choose which record is one, and see how
+            blank_all_but(present & usable, factors.T)
+            # Whatever there is to leave out: who chooses the weights may choose what that is, and see how
             # long many steps take.
-            unusable = np.flatnonzero(~usable)
             for stage, layer in zip(network.trained, cycle(factors)):
-                stage.add_clipped(layer, unusable)
+                stage.add_clipped(layer, usable)
             fitting = (norms <= clip_norms[:, np.newaxis]) & usable & present
             within += np.add.reduce(fitting, axis=1)
             excluded += int(np.count_nonzero(present & ~usable))

@@ -82,8 +82,7 @@ class _MagnitudeSums:
             magnitudes = np.abs(part, out=self._magnitudes[: len(part)])
             np.vecdot(magnitudes, self._ones, out=self._sums[start : start + len(part)])
         total = _over_runs(self._sums)
-        total[total >= LARGEST_SUM] = np.inf
-        return total
+        return np.where(total >= LARGEST_SUM, np.inf, total)
 
 
 def _over_runs(sums: Floats) -> NDArray[np.float64]:

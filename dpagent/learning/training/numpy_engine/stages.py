@@ -10,6 +10,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.blank_rows import blank_all_but
 from dpagent.learning.models.part import Shape
 from dpagent.learning.models.spec import Node
 from dpagent.learning.training.engine import NORM_RUN
@@ -67,12 +68,12 @@ class TrainedStage(Stage):
         """
 
     @abstractmethod
-    def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
+    def add_clipped(self, factors: Floats, usable: NDArray[np.bool_]) -> None:
         """Add Σ factor·gradient to the sum of the microbatch, in float32.
 
         Args:
             factors: ``(records,)``.
-            unusable: records that must add exact zeros, for any gradients.
+            usable: ``(records,)``; the others must add exact zeros, for any gradients.
         """
 
     @abstractmethod
@@ -119,10 +120,10 @@ class RecordGradients:
         self._is_empty = True
         self._total.fill(0)
 
-    def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
+    def add_clipped(self, factors: Floats, usable: NDArray[np.bool_]) -> None:
         """As :meth:`TrainedStage.add_clipped`."""
         # Zero times infinity is not zero: numbers that must add nothing are overwritten.
-        self.rows[unusable] = 0
+        blank_all_but(usable, self._all)
         if self._is_empty:
             np.matmul(factors, self._all, out=self._sum)
             self._is_empty = False
@@ -150,8 +151,8 @@ class WrittenOutStage(TrainedStage):
     def power_sums(self) -> NDArray[np.float64]:
         return self._gradients.power_sums()
 
-    def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
-        self._gradients.add_clipped(factors, unusable)
+    def add_clipped(self, factors: Floats, usable: NDArray[np.bool_]) -> None:
+        self._gradients.add_clipped(factors, usable)
 
     def finish(self) -> None:
         self._gradients.finish()

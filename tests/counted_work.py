@@ -1,0 +1,78 @@
+"""Pieces of a round's work on records of all kinds, whose instructions :mod:`instruction_counts` counts.
+
+The first of each group is done to warm up: the first fork of a process takes some hundreds more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.subnormals import flush_subnormals
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.norm import Norm
+from dpagent.privacy.covariance import SecondMoments
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+
+RECORDS = 8
+PIECES: dict[str, Callable[[], object]] = {}
+
+
+def _gradients() -> None:
+    spec = built_in("digits")
+    generator = np.random.default_rng(0)
+    inputs = generator.random((RECORDS, *spec.input_shape), np.float32)
+    labels, weights = np.arange(RECORDS), spec.initial_weights(0)
+    last = spec.parameter_shapes[-2]
+    huge, wide = weights.copy(), weights.copy()
+    signs = generator.choice(np.array([-1, 1], np.float32), last.size)
+    huge[last.offset : last.offset + last.size] = np.float32(3e38) * signs
+    wide[last.offset : last.offset + last.size] = np.float32(60) * signs
+    one = inputs.copy()
+    one[3] = np.nan
+    kinds: dict[str, tuple[Any, Any, Any]] = {
+        "warm up": (weights, inputs, labels),
+        "usual": (weights, inputs, labels),
+        "others": (weights, 1 - inputs, labels),
+        "flat": (weights, np.zeros_like(inputs), labels),
+        "of other classes": (weights, inputs, labels[::-1].copy()),
+        "one is nobody's": (weights, inputs, np.where(np.arange(RECORDS) == 3, -1, labels)),
+        "one is not finite": (weights, one, labels),
+        "none is finite": (weights, np.full_like(inputs, np.inf), labels),
+        "no gradient is finite": (huge, inputs, labels),
+        "subnormal": (weights, np.full_like(inputs, 1e-40), labels),
+        "far apart": (wide, inputs, labels),
+    }
+    for norm in Norm:
+        engine = NumpyEngine(spec, microbatch=RECORDS, products="stacked", norm=norm)
+        for kind, (of, records, classes) in kinds.items():
+            PIECES[f"gradients in {norm}: {kind}"] = partial(engine.clipped_sum, of, records, classes, [1.0])
+
+
+def _moments() -> None:
+    moments = SecondMoments(64, 4.0)
+    usual = np.random.default_rng(0).random((RECORDS, 64), np.float32)
+    one, none = usual.copy(), np.full_like(usual, np.nan)
+    one[3, 10] = np.inf
+    for kind, rows in {"warm up": usual, "usual": usual, "one is not finite": one, "none is": none}.items():
+        PIECES[f"second moments: {kind}"] = partial(moments.total, rows)
+
+
+def _noise() -> None:
+    mechanism = DiscretisedGaussian(
+        clip_norm=1.0, noise_multiplier=2.0, sampling_rate=1.0, dimension=100, accumulation_slack=1e-3
+    )
+    sizes = {"warm up": 0, "nothing": 0, "small": 1 << 20, "large": 1 << 45, "negative": -(1 << 45)}
+    for kind, size in sizes.items():
+        total = np.full(100, size, np.int64)
+        PIECES[f"noise on: {kind}"] = partial(mechanism.add_noise, total, entropy=bytes)
+
+
+flush_subnormals()
+_gradients()
+_moments()
+_noise()
