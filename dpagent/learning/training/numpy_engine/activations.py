@@ -18,6 +18,11 @@ from dpagent.learning.trial_numbers import TrialNumbers
 SIGN = np.int32(31)
 """How far to the right the sign bit of a float32 is spread to make a mask of the whole word."""
 
+LEAST_EXPONENT = np.float32(-80)
+"""Of an exponential, whose argument is no larger than its opposite either. From ±86 on, near the ends of what
+float32 holds, libraries take other ways, which take longer, and weights may be such that one record does.
+"""
+
 
 class Tangent:
     """Hyperbolic tangent of an array, by the library's function or by its exponential.
@@ -36,6 +41,7 @@ class Tangent:
             np.tanh(self._argument, out=result)
             return
         np.add(self._argument, self._argument, out=result)
+        np.clip(result, LEAST_EXPONENT, -LEAST_EXPONENT, out=result)
         np.exp(result, out=result)
         np.add(result, np.float32(1), out=result)
         np.divide(np.float32(2), result, out=result)

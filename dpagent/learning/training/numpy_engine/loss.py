@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.learning.training.numpy_engine.activations import LEAST_EXPONENT
 from dpagent.learning.training.numpy_engine.workspaces import Memory, Signal
 
 
@@ -27,6 +28,7 @@ class SoftmaxCrossEntropy:
         gradient = self._gradient.values
         np.maximum.reduce(self._logits, axis=-1, keepdims=True, out=self._largest)
         np.subtract(self._logits, self._largest, out=self._shifted.values)
+        np.maximum(self._shifted.whole, LEAST_EXPONENT, out=self._shifted.whole)
         np.exp(self._shifted.whole, out=self._gradient.whole)
         np.add.reduce(gradient, axis=-1, keepdims=True, out=self._sum)
         np.divide(gradient, self._sum, out=gradient)
