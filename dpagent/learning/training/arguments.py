@@ -4,7 +4,7 @@ which of them are finite."""
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import NOBODY
+
+_INFINITE: Final = 0x7F80_0000
+"""The bits of infinity: those of numbers that are not finite, without the sign, are no less."""
+_SIGN: Final = 0x8000_0000
 
 
 def require_inputs(spec: ModelSpec, inputs: NDArray[Any], views: int = 1) -> None:
@@ -38,9 +42,13 @@ def require_labels(spec: ModelSpec, labels: NDArray[Any], count: int) -> None:
         )
 
 
-def are_finite(inputs: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which of the records ``(n, …)`` hold finite numbers only, ``(n,)``; in no memory of their size."""
+def are_finite(inputs: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which of the records ``(n, …)`` hold finite numbers only, ``(n,)``; in no memory of their size.
+
+    The bits are looked at as whole numbers: a comparison with a NaN leaves a flag, which takes longer to
+    clear than the rest of a small record.
+    """
     rows = inputs.reshape(len(inputs), math.prod(inputs.shape[1:]))
-    with np.errstate(invalid="ignore"):
-        finite: NDArray[np.bool_] = np.isfinite(rows.max(axis=1)) & np.isfinite(rows.min(axis=1))
-    return finite
+    above: NDArray[np.bool_] = rows.view(np.int32).max(axis=1) < _INFINITE
+    below: NDArray[np.bool_] = rows.view(np.uint32).max(axis=1) < _INFINITE + _SIGN
+    return above & below
