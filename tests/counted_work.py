@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from hashlib import shake_128
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.norm import Norm
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.privacy.noise.discrete_gaussian import DiscreteGaussianSampler
 
 RECORDS = 8
 PIECES: dict[str, Callable[[], object]] = {}
@@ -72,7 +74,25 @@ def _noise() -> None:
         PIECES[f"noise on: {kind}"] = partial(mechanism.add_noise, total, entropy=bytes)
 
 
+def _draws() -> None:
+    sampler = partial(DiscreteGaussianSampler, 147_640.5)
+
+    def draw(seed: bytes) -> None:
+        sampler(entropy=lambda count: shake_128(seed).digest(count)).sample(26_010)
+
+    seeds = {
+        "warm up": b"b",
+        "none is tied": b"d",
+        "the 4,874th is": b"'",
+        "the 23,151st is": b"a",
+        "two are": b"w",
+    }
+    for kind, seed in seeds.items():
+        PIECES[f"draws: {kind}"] = partial(draw, seed)
+
+
 flush_subnormals()
 _gradients()
 _moments()
 _noise()
+_draws()

@@ -20,7 +20,8 @@ more, and a value that was tied is not distributed like the others; therefore lo
 ties are drawn with *every* block, and the decision is computed for that many places, tied or not.
 The number of ties in a block of 2¹⁵ is binomial with mean 2^(m−16), at most 4, for m ≤ 18; it
 exceeds _SPARE = 64 with probability below 4⁶⁵/65! < 2⁻¹⁷² a block, and only then are more
-bytes read than 4 a value and 1,024 a block. One dependence remains: the addresses read within the
+bytes read than 4 a value and 1,024 a block. One more place, which counts as tied, has ties looked for to the
+end of a block, wherever they are. One dependence remains: the addresses read within the
 table are random and secret: against an observer of the processor's cache this is not constant
 time. The device sends at times drawn independently of it.
 
@@ -76,7 +77,7 @@ class Workspace:
         self.word = np.empty(size, dtype=np.int32)
         self.entry = np.empty(size, dtype=np.int32)
         self.value = np.empty(size, dtype=np.int32)
-        self.tied = np.empty(size, dtype=np.bool_)
+        self.tied = np.empty(size + 1, dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,15 +161,18 @@ class AliasTable:
         data = random_bytes(_SPARE_BYTES + 4 * count, entropy)
         drawn = np.frombuffer(data, dtype="<i4", offset=_SPARE_BYTES)
         column, word, entry = space.column[:count], space.word[:count], space.entry[:count]
-        value, tied = space.value[:count], space.tied[:count]
+        value, tied = space.value[:count], space.tied[: count + 1]
         mask = np.int32((1 << self.column_bits) - 1)
 
         np.bitwise_and(drawn, mask, out=value)
         np.copyto(column, value)
         self.packed.take(column, out=entry, mode="wrap")  # always in range; "raise" would copy
         np.bitwise_and(drawn, np.int32(0x7FFFFFFF), out=word)
-        np.less_equal(np.bitwise_xor(entry, word, out=value), mask, out=tied)
-        ties = np.flatnonzero(tied)
+        np.less_equal(np.bitwise_xor(entry, word, out=value), mask, out=tied[:-1])
+        tied[-1] = (
+            True  # They are looked for up to the last: else its place, or that there is none, would show.
+        )
+        ties = np.flatnonzero(tied)[:-1]
 
         # value = column ⊕ (column ⊕ alias, if the unit is above the share; else 0)
         np.subtract(entry, word, out=value)
