@@ -218,6 +218,20 @@ def answered(device: Device, plan: Plan) -> bool:
     return (plan.job.hex(), plan.round) in device.state.spool.pending().values()
 
 
+def test_what_other_rounds_have_still_to_send_is_given_up_whatever_a_round_is_declined_for(
+    tmp_path: Path,
+) -> None:
+    """As where one is charged: else the first plan, sent again, tells who sat the second one out."""
+    first = make_plan(job=JOB)
+    unknown = make_plan(job=OTHER_JOB, mechanism={"name": "of-the-future"}, clipping={"count_weight": 0.1})
+    with open_device(tmp_path, **ON) as device:
+        device.give()
+        assert answered(device, first)
+        assert answered(device, unknown)
+        assert set(device.state.spool.pending().values()) == {(OTHER_JOB.hex(), 1)}
+        assert not answered(device, first)
+
+
 @pytest.mark.parametrize("sits_out", [False, True], ids=["takes part", "sits out"])
 def test_a_round_is_over_for_good_however_many_come_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sits_out: bool
@@ -306,6 +320,7 @@ def test_a_later_round_among_the_slots_leaves_the_earlier_one_unanswered(
         for _ in range(1_000):
             device.clock.advance(PERIOD_S / 10)
             device.cycle.advance()
+            assert 1 not in device.pending(), "not for a moment"
         assert state_of(device, plan) is (RoundState.SAT_OUT if sits_out else RoundState.EXPIRED)
         assert device.pending().keys() == {2}
 

@@ -269,6 +269,20 @@ def test_a_round_does_not_wait_for_members_that_declined_or_were_refused(
     desk.coordinator.close()
 
 
+def test_receipts_that_workers_hold_have_their_time_before_a_round_closes(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the next plan, boards would give up what counts."""
+    end, store = desk.running.cycle._end, desk.settings.store
+    assert end.receipts_have_left(desk.plan), "this program holds none"
+    shared = store.with_values({"url": "postgresql://fleet@nowhere/fleet"})
+    monkeypatch.setattr(end, "_settings", desk.settings.with_values({"store": shared}))
+    end.begin()
+    assert not end.receipts_have_left(desk.plan)
+    desk.clock.advance(2 * HELD_S)
+    assert end.receipts_have_left(desk.plan)
+
+
 def test_a_token_that_begins_like_a_dummy_is_none(desk: Desk) -> None:
     """A nonce may begin with the byte that marks a dummy: it is not the payload."""
     token = b"\xff" + desk.token(0)[1:]
