@@ -32,7 +32,7 @@ from ledgers import (
 from agent.accounts import JobAccounts
 from agent.audit import audit, verify
 from agent.charges import Budget
-from agent.custody import back_up, put_back, raise_budget
+from agent.custody import back_up, begin_ledger, put_back, raise_budget
 from agent.declined import Declined
 from agent.heads import read_head, read_second_head
 from agent.replay import replay
@@ -176,6 +176,24 @@ def test_the_rest_is_that_of_the_largest_budget_anything_knows(path: Path) -> No
     with pytest.raises(Declined):
         charge_for(make_plan(), DATA, state.ledger)
     state.close()
+
+
+def test_what_was_reserved_is_written_off_where_every_budget_is_lower_than_that(path: Path) -> None:
+    """The second head knows it still, though the owner does not trust it to be the newest."""
+    files = files_of(path)
+    begin_ledger(files, {DATASET: Budget(0.1, 1e-6)})
+    before = copied(path, "before")
+    state = open_state(path)
+    charge_rounds(state, 1)
+    state.close()
+    spent = reserved(path)
+    lower = Budget(spent.epsilon / 2, spent.delta / 2)
+    AgentState(files, {DATASET: lower}, check=replay).close()
+    put_copy_back(before, path)
+    restore(path, write_off_all=True, budget=lower)
+    after = reserved(path)
+    assert after.epsilon >= spent.epsilon > 0.1
+    assert after.delta >= spent.delta > 1e-6
 
 
 def test_a_second_head_that_was_put_back_too_needs_the_owners_word(path: Path) -> None:
