@@ -1,7 +1,7 @@
 """Answers of the latest model, one at a time, by a process that may be ended (:mod:`agent.serving.program`).
 
 A process knows one model. When the file changes, another is started beside it, and takes over once it is
-ready: no request is dropped, and a file that cannot be read changes nothing.
+ready: no request is dropped, nor waits for that, and a file that cannot be read changes nothing.
 """
 
 from __future__ import annotations
@@ -39,18 +39,25 @@ class Answers:
     Args:
         model: its file, which may come later, and change.
         timeout_s: that an answer may take.
-        gives_way: whether another model is read only where nothing else wants a core, and no request waits
-            for that: of one that comes at a time which records decide, as that of ``dpagent personalise``.
+        stop: nobody waits for a model any more once it is set.
+        is_of_records: whether records decide that there is a model at the start, as of that of ``dpagent
+            personalise``. Whether, and when, another one comes, they decide in any case: it may find no room
+            on the disk. So it is read only where nothing else wants a core.
     """
 
-    def __init__(self, model: Path, timeout_s: float, *, gives_way: bool = False) -> None:
-        self._model, self._timeout_s, self._gives_way = model, timeout_s, gives_way
+    def __init__(
+        self, model: Path, timeout_s: float, stop: threading.Event, *, is_of_records: bool = False
+    ) -> None:
+        self._model, self._timeout_s, self._stop, self._is_of_records = model, timeout_s, stop, is_of_records
         self._lock = threading.Lock()
         self._process: _Process | None = None
         self._next: _Process | None = None
         """That takes over once it is ready."""
         self._known: tuple[int, ...] | None = None
         """The file that the last process was given which was started, or was to be."""
+        self._had = None if is_of_records else _state_of(model)
+        """The file that was there at the start, or has been read: that it is read again tells nothing of when
+        it came."""
         self._not_before = 0.0
         self.status = ""
         """What is answered, in a line."""
@@ -64,7 +71,7 @@ class Answers:
         """
         with self._lock:
             self._refresh()
-            if self._process is None or not self._gives_way:
+            if self._process is None:
                 self._await_next()
             if self._process is None:
                 return error_line(f"There is no model to ask: {self.status}")
@@ -78,10 +85,11 @@ class Answers:
                 return error_line(str(error))
 
     def begin(self) -> None:
-        """Be ready to answer, if there is a model."""
+        """Be ready to answer, if there is a model; but wait for none that is read behind all others."""
         with self._lock:
             self._refresh()
-            self._await_next()
+            if not self._is_of_records:
+                self._await_next()
 
     def refresh(self) -> None:
         """See whether there is another model, unless an answer is being made; call it now and then."""
@@ -118,7 +126,7 @@ class Answers:
             self._next.end()
             self._next = None
         try:
-            self._next = _Process(self._model, gives_way=self._gives_way)
+            self._next = _Process(self._model, state, gives_way=state != self._had)
         except DataError as error:
             self._refuse(error)
         else:
@@ -138,7 +146,8 @@ class Answers:
             return
         if self._process is not None:
             self._process.end()
-        self._process, self._next, self.status = process, None, f"answers with {process.name}"
+        self._process, self._next, self._had = process, None, process.file
+        self.status = f"answers with {process.name}"
         log.info("%s, from %s", self.status, self._model)
 
     def _refuse(self, error: DataError) -> None:
@@ -147,9 +156,12 @@ class Answers:
         log.error("the model is not taken: %s", error)
 
     def _await_next(self) -> None:
-        """Wait for the next process."""
-        until = time.monotonic() + _LOAD_S
-        while self._next is not None and time.monotonic() < until:
+        """Wait for the next process, but not for long, whoever else has waited for it already."""
+        while (
+            self._next is not None
+            and time.monotonic() < self._next.began_at + _LOAD_S
+            and not self._stop.is_set()
+        ):
             self._next.wait(_LOOK_S)
             self._take_next()
 
@@ -157,7 +169,8 @@ class Answers:
 class _Process:
     """One process with one model."""
 
-    def __init__(self, model: Path, *, gives_way: bool) -> None:
+    def __init__(self, model: Path, file: tuple[int, ...], *, gives_way: bool) -> None:
+        self.file = file
         try:
             self._child = subprocess.Popen(
                 [sys.executable, "-P", "-m", _PROGRAM, str(model), *([GIVES_WAY] if gives_way else [])],
@@ -174,7 +187,7 @@ class _Process:
         os.set_blocking(self._in, False)
         os.set_blocking(self._out, False)
         self._patience_s = _LOAD_BEHIND_S if gives_way else _LOAD_S
-        self._began_at, self._said = time.monotonic(), bytearray()
+        self.began_at, self._said = time.monotonic(), bytearray()
         self.name = ""
         """Of the model, once it is ready."""
 
@@ -187,7 +200,7 @@ class _Process:
         while not self._said.endswith(b"\n") and (piece := self._read()):
             self._said += piece
         if not self._said.endswith(b"\n"):
-            if time.monotonic() - self._began_at > self._patience_s:
+            if time.monotonic() - self.began_at > self._patience_s:
                 raise DataError(f"The model took more than {self._patience_s:g} s to be read.")
             return False
         about: dict[str, Any] = json.loads(bytes(self._said))

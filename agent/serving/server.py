@@ -40,8 +40,7 @@ def serve(settings: AgentSettings, stop: threading.Event) -> None:
     path = wanted.socket_in(settings.state_dir)
     with contextlib.ExitStack() as held:
         file = settings.model_file if wanted.model == "latest" else personal_of(settings.model_file)
-        # When there is another of its own, the board's records decide.
-        answers = Answers(file, wanted.timeout_s, gives_way=wanted.model == "personal")
+        answers = Answers(file, wanted.timeout_s, stop, is_of_records=wanted.model == "personal")
         held.callback(answers.close)
         longest = wanted.maximum_request_mib << 20
         held.enter_context(SocketServer(path, int(wanted.mode, 8), answers, longest))

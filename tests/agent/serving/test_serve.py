@@ -26,7 +26,8 @@ from hostile_files import slow_jpeg
 from pictures import encoded, noise, write
 
 import agent.other_brokers
-from agent.serving.answers import Answers
+from agent.serving.answers import Answers, _Process
+from agent.serving.lines import GIVES_WAY
 from agent.serving.topic import TopicServer, require_another_broker
 from agent.settings import AgentSettings, load_agent_settings
 from dpagent.errors import ConfigurationError
@@ -273,37 +274,78 @@ def test_what_it_says_of_the_boards_own_model_is_for_its_owner_alone(
 
 
 @pytest.mark.usefixtures("executed")
-def test_another_model_of_the_boards_own_is_read_behind_all_other_programs(
-    tmp_path: Path, serve: Serve, clients: Callable[[], Client]
+@pytest.mark.parametrize("model", ["latest", "personal"])
+def test_a_model_that_comes_after_the_server_is_read_behind_all_other_programs(
+    tmp_path: Path, serve: Serve, clients: Callable[[], Client], model: str
 ) -> None:
-    """When there is one, records decide. Before, it was read before training, at a time that the coordinator
-    chose as well: training on one core was late for as long as that took."""
-    program, client = serve(model="personal"), clients()
-    write_model(tmp_path / "model.personal.onnx", (4, 2), 3, NAMES, {"csv": WALKS})
-    policies: set[int] = set()
+    """Whether there is one, records decide: by what they make of it, or by the room that they leave on the
+    disk. Before, it was read before training, at a time that the coordinator chose as well: training on one
+    core was late for as long as that took."""
+    program, client = serve(model=model), clients()
+    assert "comes when a job of the fleet is finished" in client.ask(inputs=COLUMNS)["error"]
+    name = "model.onnx" if model == "latest" else "model.personal.onnx"
+    write_model(tmp_path / name, (4, 2), 3, NAMES, {"csv": WALKS})
 
     def is_read_behind() -> bool:
-        for child in children_of(program):
-            for task in Path(f"/proc/{child}/task").iterdir():
-                with contextlib.suppress(OSError):
-                    policies.add(os.sched_getscheduler(int(task.name)))
-        return os.SCHED_IDLE in policies
+        return any(os.SCHED_IDLE in policies_of(child) for child in children_of(program))
 
     wait_until(is_read_behind, "a model that is read behind all others")
     wait_until(lambda: "error" not in client.ask(inputs=COLUMNS), "an answer")
     (child,) = children_of(program)
     assert os.sched_getscheduler(child) == os.SCHED_OTHER, "it answers as any program does"
     assert os.getpriority(os.PRIO_PROCESS, child) == os.getpriority(os.PRIO_PROCESS, 0)
+    wait_until(lambda: policies_of(child) == {os.SCHED_OTHER}, "the end of the thread that read it")
+    # That it is read again tells nothing of when it came: whoever asks is not to wait for training.
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: child not in children_of(program), "the end of the process")
+    assert "error" not in client.ask(inputs=COLUMNS)
+    (other,) = children_of(program)
+    assert GIVES_WAY not in Path(f"/proc/{other}/cmdline").read_text()
 
 
-def test_a_model_may_come_after_the_server(
-    tmp_path: Path, serve: Serve, clients: Callable[[], Client]
+def test_nobody_waits_for_long_for_a_model_that_is_read_behind_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    serve()
-    client = clients()
-    assert "comes when a job of the fleet is finished" in client.ask(inputs=COLUMNS)["error"]
-    write_model(tmp_path / "model.onnx", (4, 2), 3, NAMES, {"csv": WALKS})
-    wait_until(lambda: "error" not in client.ask(inputs=COLUMNS), "an answer")
+    """Where training wants all cores. Before, each request waited for two minutes more than the one before,
+    and so did the start, which systemd gives up by then, and the end."""
+    (tmp_path / "never_ready.py").write_text("import sys\nsys.stdin.read()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("agent.serving.answers._PROGRAM", "never_ready")
+    monkeypatch.setattr("agent.serving.answers._LOAD_S", 0.2)
+    monkeypatch.setattr("agent.serving.answers._LOOK_S", 0.1)
+    waited: list[float] = []
+    original = _Process.wait
+
+    def wait(process: _Process, seconds: float) -> None:
+        waited.append(seconds)
+        original(process, seconds)
+
+    monkeypatch.setattr(_Process, "wait", wait)
+    (tmp_path / "model.onnx").write_bytes(b"a model")
+    stop, said = threading.Event(), []
+    served = Answers(tmp_path / "model.onnx", 1.0, stop, is_of_records=True)
+
+    def ask() -> None:
+        said.append(json.loads(served.answer(b"{}", reads_files=False))["error"])
+
+    try:
+        served.begin()
+        assert not waited, "the start waits for nothing"
+        ask()
+        so_far = len(waited)
+        ask()
+        assert len(waited) == so_far, "the next one does not wait anew"
+        monkeypatch.setattr("agent.serving.answers._LOAD_S", 100.0)
+        asking = threading.Thread(target=ask)
+        asking.start()
+        wait_until(lambda: len(waited) > so_far, "one that waits")
+        stop.set()
+        wait_until(lambda: len(said) == 3, "its answer at the end")
+        asking.join()
+    finally:
+        stop.set()
+        served.close()
+    assert all("is being read" in each for each in said)
 
 
 def test_a_socket_that_was_left_is_replaced_and_one_in_use_is_not(
@@ -399,6 +441,15 @@ def test_requests_and_connections_are_bounded(
     assert seats[2].ask(about=True)["model"] == "linear"
 
 
+def policies_of(process: int) -> set[int]:
+    """By which its threads get the processor."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{process}/task").iterdir():
+            found.add(os.sched_getscheduler(int(task.name)))
+    return found
+
+
 def children_of(program: Program) -> list[int]:
     """The processes that it has started, by whichever thread, and that live: in any of their threads, since
     the first of a process that is killed may be gone before the others."""
@@ -492,7 +543,7 @@ def test_a_name_that_leads_to_the_fleets_broker_by_now_ends_the_answers(
     with monkeypatch.context() as without_network:
         without_network.setattr(agent.other_brokers, "_addresses", lambda broker: set())
         require_another_broker(settings)
-    with TopicServer(settings, Answers(tmp_path / "none.onnx", 1.0)) as server:
+    with TopicServer(settings, Answers(tmp_path / "none.onnx", 1.0, threading.Event())) as server:
         wait_until(lambda: server.failure, "the end of the answers")
     assert isinstance(server.failure, ConfigurationError)
     assert "broker of the fleet" in str(server.failure) or "reveals its records" in str(server.failure)
