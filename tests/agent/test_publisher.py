@@ -357,6 +357,17 @@ def test_through_a_mixer_a_probe_goes_again_when_all_windows_are_over_whatever_t
         again_after.append(next_at - began_at)
     over_after = 0.25 * SLOT_S + SLOT_S + 2 * SLOT_S + JITTER_S
     assert again_after == pytest.approx([over_after + 5.0] * 3), "copies fill no batch of fragments"
+    # A device that waits for a receipt has no slots: its copies too fill none, whatever the round before had.
+    publisher.open_window(mixed, slots.begins_at, slots._replace(number=9))
+    waits, began_at = mixed.with_values({"round": 4}), clock.monotonic()
+    state.keep_probes(waits.job.hex(), 4, [SpooledFragment(digest(4), b"probe", None)])
+    publisher.open_window(waits, publisher.grid_time(began_at))
+    publisher.draw_probe_times(began_at)
+    clock.advance(2 * SLOT_S)
+    publisher.publish_due()
+    next_at = state.probes.next_due_at()
+    assert next_at is not None
+    assert next_at - began_at == pytest.approx(0.25 * SLOT_S + SLOT_S + SLOT_S + JITTER_S + 5.0)
 
 
 def test_what_the_session_does_not_take_stays_due(
