@@ -135,7 +135,9 @@ class KeyWatch:
                 return keys
         if all((keys.job, number) in self._seen for number in keys.rounds):
             return keys
-        self._state.keep_token_list(keys.job, message)
+        asked = self._state.tokens.asked()
+        spared = {self._seen[each][1] for each in asked if each in self._seen}
+        self._state.keep_token_list(keys.job, message, spared)
         self._note(keys, message)
         self._witness(keys)
         return keys
@@ -239,7 +241,8 @@ class KeyWatch:
     def _found_conflict(self, keys: TokenKeys, number: int, one: bytes, other: bytes) -> None:
         self._disputed[keys.job] = None
         _bound(self._disputed, _JOBS)
-        if self._state.tokens.conflicting_round(keys.job) is None:
+        is_first = self._state.tokens.conflicting_round(keys.job) is None
+        if is_first:
             log.error(
                 "the coordinator has signed two different keys for tokens of round %d of job %s: with one of "
                 "them it could tell some boards' fragments from others'. This board takes no tokens of that "
@@ -248,7 +251,8 @@ class KeyWatch:
             )  # fmt: skip
             self._state.keep_token_conflict(keys.job, number, one, other, self._clock.unix())
         for message in (one, other):
-            if message not in self._told and len(self._evidence_at) < _TOLD:
+            # As many conflicts are kept as there is room for beside what false digests have it tell.
+            if message not in self._told and (is_first or len(self._evidence_at) < _TOLD):
                 self._evidence_at.setdefault(
                     message, self._clock.monotonic() + self._random.uniform(0.0, _EVIDENCE_WITHIN_S)
                 )

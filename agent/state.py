@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from agent.charges import Budget, Charge
@@ -252,10 +252,10 @@ class AgentState(StateDatabase):
             self.tokens.settle(job, number, verdict, tokens, reason)
         faults.reached(FaultPoint.TOKENS_TAKEN)
 
-    def keep_token_list(self, job: bytes, message: bytes) -> None:
-        """Keep a signed list of keys that was seen."""
+    def keep_token_list(self, job: bytes, message: bytes, spared: Collection[bytes] = ()) -> None:
+        """Keep a signed list of keys that was seen; see :meth:`TokenStore.put_list`."""
         with self.written():
-            self.tokens.put_list(job, message)
+            self.tokens.put_list(job, message, spared)
 
     def keep_token_conflict(self, job: bytes, number: int, one: bytes, other: bytes, now: float) -> None:
         """Keep two signed lists that disagree on a round's key."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +23,7 @@ from dpagent.wording import shortened
 _REQUESTS_KEPT: Final = 64
 """Each without an answer is tried when one comes: those of four jobs at the most."""
 _LISTS_KEPT: Final = 64
-"""Of jobs that were asked for, and of others as many."""
+"""Besides those by which the device has asked."""
 _CONFLICTS_KEPT: Final = 64
 
 
@@ -182,16 +182,23 @@ class TokenStore:
             for row in self._connection.execute("SELECT message FROM token_lists ORDER BY number")
         ]
 
-    def put_list(self, job: bytes, message: bytes) -> None:
-        """Keep a signed list. The oldest go if there are very many, but none of a job that was asked for goes
-        for those of others."""
+    def put_list(self, job: bytes, message: bytes, spared: Collection[bytes] = ()) -> None:
+        """Keep a signed list. The oldest go if there are very many.
+
+        Args:
+            job: of the list.
+            message: the list.
+            spared: lists that do not go: of requests that are kept, and so no more than those.
+        """
         self._connection.execute(
             "INSERT OR IGNORE INTO token_lists (job, message) VALUES (?, ?)", (job, message)
         )
-        for which in ("IN", "NOT IN"):
-            of_these = f"FROM token_lists WHERE job {which} (SELECT job FROM token_requests)"
-            newest = f"SELECT number {of_these} ORDER BY number DESC LIMIT ?"
-            self._connection.execute(f"DELETE {of_these} AND number NOT IN ({newest})", (_LISTS_KEPT,))
+        marks = ", ".join("?" * len(spared))
+        self._connection.execute(
+            f"DELETE FROM token_lists WHERE message NOT IN ({marks}) AND number NOT IN "
+            "(SELECT number FROM token_lists ORDER BY number DESC LIMIT ?)",
+            (*spared, _LISTS_KEPT),
+        )
 
     def conflicting_round(self, job: bytes) -> int | None:
         """A round of which two signed lists say different keys, or None. Where as many conflicts are kept as

@@ -114,6 +114,36 @@ def test_lists_of_other_jobs_do_not_have_a_board_forget_what_it_asked_by(
             assert device.state.tokens.conflicting_round(JOB) == 2
 
 
+def test_later_lists_of_a_job_do_not_have_a_board_forget_what_it_asked_by(tmp_path: Path) -> None:
+    """Before, 64 of them took the place on the disk of the one by which it had asked."""
+    with served(tmp_path) as fleet:
+        _, other = two_lists(fleet.desk)
+        identity = fleet.identity
+        fleet.device.take_plan(plan())
+        fleet.device.cycle.advance()
+        for number in range(50, 120):
+            later = fleet.desk.keys.with_values({"first_round": number, "moduli": [ODD]})
+            fleet.device.tokens.watch.take_keys(SIGNER.sign(later, "token-keys"))
+        assert 64 <= len(fleet.device.state.tokens.lists()) <= 65
+    with open_device(tmp_path / "device", identity=identity) as device:
+        device.tokens.watch.take_keys(other)
+        assert device.state.tokens.conflicting_round(JOB) == 2
+
+
+def test_false_digests_keep_no_evidence_from_others(tmp_path: Path) -> None:
+    """Anybody may write digests. Before, 256 of lists that the coordinator had signed for it kept two that
+    disagree from being told for as long as those waited."""
+    with served(tmp_path) as fleet:
+        watch = fleet.device.tokens.watch
+        for number, message in enumerate(lists_of_other_jobs(fleet.desk, 256)):
+            watch.take_keys(message)
+            watch.take_witness(encode(Witness(number.to_bytes(16, "big"), 1, (bytes(32),))))
+        for message in two_lists(fleet.desk):
+            watch.take_keys(message)
+        fleet.pass_time(15.0)
+        assert {*two_lists(fleet.desk)} <= {*fleet.device.line.sent}
+
+
 def test_a_list_that_comes_again_before_a_board_asks_by_it_is_told(tmp_path: Path) -> None:
     """Before, its digest, which had waited, was dropped for those of other jobs, and the list was known."""
     with served(tmp_path) as fleet:

@@ -248,6 +248,7 @@ def no_disk_is_asked_for_room_once_it_is_taken(root: Path) -> None:
 def _ask_for_as_many_tokens_as_are_kept(state: AgentState) -> None:
     """With as many tokens each as there may be; and for lists of keys, and conflicts of them."""
     many, keys = range(224), bytes(32)
+    asked_by: list[bytes] = []
     for job in (bytes([number]) * 16 for number in range(100, 104)):
         requests = [
             Request(
@@ -261,9 +262,10 @@ def _ask_for_as_many_tokens_as_are_kept(state: AgentState) -> None:
         tokens = [os.urandom(TOKEN_BYTES) for _ in many]
         for number in (1, 2):
             state.settle_tokens(job, number, Verdict.GRANTED, tokens, None)
-        for _ in range(20):
-            for of in (job, os.urandom(16)):
-                state.keep_token_list(of, os.urandom(4_400))
+        for number in range(20):
+            asked_by += [os.urandom(4_400)] * (number < len(requests))
+            for of, message in ((job, asked_by[-1]), (os.urandom(16), os.urandom(4_400))):
+                state.keep_token_list(of, message, asked_by)
             state.keep_token_conflict(os.urandom(16), 1, os.urandom(4_400), os.urandom(4_400), 0.0)
 
 
