@@ -139,25 +139,27 @@ class KeyWatch:
         spared = {self._seen[each][1] for each in asked if each in self._seen}
         self._state.keep_token_list(keys.job, message, spared)
         self._note(keys, message)
-        self._witness(keys)
+        self._witness(keys, self._clock.monotonic())
         return keys
 
-    def _witness(self, keys: TokenKeys) -> None:
-        """Have the digests of a list published."""
-        at = self._clock.monotonic() + self._random.uniform(0.0, _WITHIN_S)
+    def _witness(self, keys: TokenKeys, earliest: float) -> None:
+        """Have the digests of a list published, from a time on (monotonic)."""
+        at = earliest + self._random.uniform(0.0, _WITHIN_S)
         self._witness_at[keys.job] = at, keys
         self._bound_jobs(self._witness_at)
 
-    def note_asked(self, keys: TokenKeys, numbers: Iterable[int]) -> None:
+    def note_asked(self, keys: TokenKeys, numbers: Iterable[int], decided_from: float) -> None:
         """The device has asked for tokens of a list: what it saw is told, if that is not done yet.
 
         Args:
             keys: the list.
             numbers: of the rounds that it asked for.
+            decided_from: as of :meth:`Tokens.ask`. A digest of a key that one device alone is shown names it:
+                when it is told must not tell the device's grid either.
         """
         asked = {(keys.job, each) for each in numbers}
         if keys.job not in self._witness_at and not asked <= self._witnessed:
-            self._witness(keys)
+            self._witness(keys, decided_from)
 
     def take_witness(self, payload: bytes) -> None:
         """Hear what another device has seen.

@@ -225,7 +225,7 @@ class Tokens:
             return False
         requests = [self._made(keys, number, wish, reason) for number in missing]
         self._state.keep_token_requests(plan.job, plan.round, requests)
-        self.watch.note_asked(keys, missing)
+        self.watch.note_asked(keys, missing, decided_from)
         for place, request in enumerate(requests):
             # One a period, the open round's first.
             self._schedule(request, decided_from + (_TO_DECIDE + place) * self._publisher.period_s)

@@ -206,14 +206,17 @@ def test_it_does_not_wait_for_the_fragments_before_it(tmp_path: Path) -> None:
 
 
 def asked_at(directory: Path, epoch: float, longest_s: float) -> list[float]:
-    """When a device asks by name after a plan that came while it trained for the one before."""
+    """When a device asks by name after a plan that came while it trained for the one before, and tells by
+    which key it did, where that was forgotten for lists of other jobs."""
     with served(directory) as fleet:
         device, clock = fleet.device, fleet.device.clock
         one = fleet.desk.keys.with_values({"moduli": fleet.desk.keys.moduli[:1]})
         device.tokens.watch._current.clear()
+        device.tokens.watch._witness_at.clear()
         device.tokens.watch.take_keys(SIGNER.sign(one, "token-keys"))
         device.cycle._publisher._epoch = clock.monotonic() + epoch * PERIOD_S
-        device.tokens._random.uniform = lambda low, high: low + 0.4 * (high - low)  # type: ignore[method-assign]
+        for chance in (device.tokens._random, device.tokens.watch._random):
+            chance.uniform = lambda low, high: low + 0.4 * (high - low)  # type: ignore[method-assign]
         training = Slow(device, 0.1, longest_s=longest_s)
         device.take_plan(plan(compute_slot_s=40 * PERIOD_S))
         times: list[float] = []
@@ -224,13 +227,15 @@ def asked_at(directory: Path, epoch: float, longest_s: float) -> list[float]:
                 assert device.announcements.current is not None
                 assert device.announcements.current.phase is Phase.TRAIN
                 device.tokens.watch.take_keys(fleet.desk.signed_keys)
+                device.tokens.watch._witness_at.clear()
                 device.take_plan(plan(round=2, compute_slot_s=40 * PERIOD_S))
             training.pass_time(PERIOD_S / 4)
             device.tokens.tend()
             asks = fleet.asks()
             times += [clock.monotonic() - began_at for _ in asks]
             fleet.answer(asks)
-        return times[1:]
+        told_at = [at - began_at for at, _ in device.tokens.watch._witness_at.values()]
+        return times[1:] + told_at
 
 
 def test_requests_after_a_plan_that_came_while_the_device_trained_tell_nothing_of_its_grid(
@@ -239,7 +244,7 @@ def test_requests_after_a_plan_that_came_while_the_device_trained_tell_nothing_o
     """The coordinator chooses when a plan comes, and knows whose the requests are. Before, they left within a
     period after the slots of the round before."""
     one, other = (asked_at(tmp_path / str(epoch), epoch, 0.5) for epoch in (0.0, -0.5))
-    assert len(one) == 2
+    assert len(one) == 3
     assert one == other
 
     def end(publisher: Publisher, of: Plan, slots: Slots) -> float:
