@@ -218,13 +218,13 @@ def test_a_crash_as_a_round_is_given_up_leaves_no_secret_of_its_key(
             patch.setattr(faults, "reached", cut)
             with pytest.raises(PowerCut):
                 advance(coordinator)
+    with contextlib.closing(Registry(settings.members_place)) as registry:
+        key = registry.key(queued(settings).job.id, 1)
+    assert key is not None
+    assert key.secret is None, "without another start, too"
     with coordinator_of(settings, clock) as coordinator:
         assert coordinator.running is None
         assert rounds(settings) == [(1, "given up", 0)]
-        with contextlib.closing(Registry(settings.members_place)) as registry:
-            key = registry.key(queued(settings).job.id, 1)
-        assert key is not None
-        assert key.secret is None
 
 
 def test_a_round_that_is_known_not_to_close_is_not_opened(settings: FleetSettings, boards: list[str]) -> None:

@@ -353,20 +353,25 @@ def test_no_key_of_a_job_that_is_over_makes_tokens(tmp_path: Path, monkeypatch: 
     desk.coordinator.close()
 
 
-def test_a_crash_behind_a_close_leaves_no_secret_though_the_job_is_paused(tmp_path: Path) -> None:
-    """It is not taken up at the next start, which would erase what is over."""
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_crash_behind_a_close_leaves_no_secret_though_the_job_is_paused(
+    tmp_path: Path, *, is_over: bool
+) -> None:
+    """It is not taken up at the next start, which would erase what is over. Nor is one that is over."""
     desk = Desk(tmp_path, "fragment")
     queue, cycle = Queue(desk.running.store.database), desk.running.cycle
     desk.key(3)
     queue.pause("first")
     cycle._close(cycle.progress())
+    if is_over:
+        desk.running.store.database.execute("UPDATE jobs SET state = 'cancelled'")
     desk.coordinator.close()
     again = Coordinator(load_fleet_settings(tmp_path / "fleet.yaml"), clock=desk.clock)
     assert again.running is None
     again.close()
     with contextlib.closing(Registry(desk.settings.members_place)) as registry:
         found = [registry.key(desk.plan.job, number) for number in (1, 2, 3)]
-    assert [each is not None and each.secret is not None for each in found] == [False, True, True]
+    assert [each is not None and each.secret is not None for each in found] == [False, *[not is_over] * 2]
 
 
 def test_a_fleet_without_members_has_no_tokens(tmp_path: Path) -> None:
