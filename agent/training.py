@@ -28,16 +28,17 @@ from numpy.typing import NDArray
 from agent.board_engine import BoardEngine
 from agent.declined import Declined
 from agent.device_update import device_update
-from agent.effort import Effort
+from agent.effort import Effort, MadeUp
 from agent.look_messages import LookResult
 from agent.noisy_sums import clipped_sum, sum_of_moments
 from agent.published_state import PublishedStateFile, get_ready
-from agent.records import Records
+from agent.records import Nobodys, Records
 from agent.row_files import CACHED_BYTES
+from agent.row_index import Header
 from agent.training_messages import Update
 from agent.training_settings import TrainingSettings
 from dpagent.errors import said
-from dpagent.learning.data.dataset import ArrayDataset, Dataset
+from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.declared import DType
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd, has_features, require_room
 from dpagent.learning.models.stages import FrozenNetwork
@@ -86,6 +87,7 @@ class Work:
         effort: that makes the work the same for every lot; None where no record is read.
         failure: why this board cannot run the round after all, once it is charged; or None.
         is_rehearsal: whether it is done without a record, and for nothing.
+        nobodys: what is read in place of records if it is; else None.
         longest_s: seconds that training takes with the largest lot, by a trial. Public.
     """
 
@@ -96,6 +98,7 @@ class Work:
     effort: Effort | None
     failure: str | None = None
     is_rehearsal: bool = False
+    nobodys: Nobodys | None = None
     longest_s: float = 0.0
 
 
@@ -232,7 +235,11 @@ class Trainer:
             self._tried = tried
         longest_s = effort.longest_s()
         self._take_memory(task)
-        return Work(task, weights, front_end, engine, effort, is_rehearsal=is_rehearsal, longest_s=longest_s)
+        nobodys = self._nobodys(task, front_end) if is_rehearsal else None
+        return Work(
+            task, weights, front_end, engine, effort,
+            is_rehearsal=is_rehearsal, nobodys=nobodys, longest_s=longest_s,
+        )  # fmt: skip
 
     def noisy_update(self, work: Work, found: LookResult | None = None) -> NoisyUpdate:
         """The round's noisy sum over the usable records, or noise alone.
@@ -254,8 +261,8 @@ class Trainer:
         def attempt(compute: Callable[[Dataset], ResultT], otherwise: ResultT) -> ResultT:
             if work.failure is None:
                 try:
-                    if work.is_rehearsal:
-                        return compute(_nobodys(work.task))
+                    if work.nobodys is not None:
+                        return work.nobodys.attempt(compute)
                     return self.records.attempt(compute)
                 except Exception as error:
                     log.debug("the details", exc_info=True)
@@ -294,6 +301,15 @@ class Trainer:
         from agent.decoding import most_new  # with which come all formats of data
 
         return min(self._max_records, most_new(self._settings.data))
+
+    def _nobodys(self, task: RoundTask, front_end: FrontEnd | None) -> Nobodys:
+        """What the records would be if there were none. Reads nothing of them."""
+        shape, classes = task.spec.input_shape, task.spec.classes
+        header = Header(of="", key="", shape=shape, dtype=self._dtype, classes=classes)
+        features = None
+        if front_end is not None:
+            features = MadeUp(0, front_end.output_shape, "float32", are_features=True)
+        return Nobodys(header, self._max_records, features)
 
     @property
     def _dtype(self) -> DType:
@@ -390,9 +406,10 @@ class Trainer:
         assert effort is not None
         if front_end is None:
             return records
-        if work.is_rehearsal:
+        if work.nobodys is not None:
             effort.fill_up_features(0)
-            return _nobodys(work.task, front_end)
+            assert work.nobodys.features is not None
+            return work.nobodys.features
         # Also where no record has come in, which must not show, not even after a power cut in the middle.
         if self._features is None or self._features_are_of is not records or effort.new_records:
             if self._features is not None:
@@ -438,9 +455,3 @@ def _tables_of(task: RoundTask) -> list[tuple[int, int]]:
 
 def _sums_moments(release: Release) -> bool:
     return isinstance(release, NoisySum) and release.second_moments is not None
-
-
-def _nobodys(task: RoundTask, front_end: FrontEnd | None = None) -> Dataset:
-    """No records, or the features of none."""
-    shape = task.spec.input_shape if front_end is None else front_end.output_shape
-    return ArrayDataset(np.zeros((0, *shape), np.float32), np.zeros(0, np.int64), task.spec.classes)
