@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from fleets import DIGITS, digits, make_task, model_section, terms
 from numpy.typing import NDArray
 
-from agent.effort import Effort, _seconds
+from agent.effort import Effort, MadeUp, _seconds
 from agent.noisy_sums import MOMENTS_AT_ONCE, clipped_sum, sum_of_moments
 from dpagent.errors import ParameterError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Indices, to_float32
@@ -88,6 +89,27 @@ def test_made_up_records_are_stored_and_converted_as_real_ones_are(
         )
         assert {name for name, _ in converted} == {dtype}
         assert sum(count for _, count in converted) == 20
+
+
+@pytest.mark.parametrize("are_features", [False, True])
+@pytest.mark.parametrize("size", [1, 100, 5000])
+def test_made_up_records_lie_where_most_real_ones_do(
+    monkeypatch: pytest.MonkeyPatch, size: int, are_features: bool
+) -> None:
+    """At the first 256 bytes, a batch of 32 took 2,700 instructions less, of 660,000."""
+    places = list[int]()
+
+    def noted(descriptor: int, buffers: list[memoryview], place: int) -> int:
+        places.append(place)
+        return preadv(descriptor, buffers, place)
+
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", noted)
+    made_up, _ = MadeUp(3, [size], "float32", are_features=are_features).try_read(np.arange(3))
+    assert len(set(places)) == 1 < len(places)
+    assert places[0] > 256
+    assert (made_up == made_up[0]).all()
+    assert made_up.any(axis=1).all()
 
 
 @pytest.mark.parametrize("records", [0, 1, 17, 50, 60])
