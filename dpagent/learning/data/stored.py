@@ -132,8 +132,8 @@ class RawFile:
                 got = self.read_some(view[done:], place + done) if done else 0
                 if not got:
                     raise DataError(
-                        f"{self.path} ends at byte {place + done}; it was longer when it was opened. Copy it"
-                        " again."
+                        f"{self.path} ends at byte {self._start + place + done}; it was longer when it was"
+                        " opened. Copy it again."
                     )
                 done += got
         except OSError as error:
