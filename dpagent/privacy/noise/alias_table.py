@@ -169,9 +169,8 @@ class AliasTable:
         self.packed.take(column, out=entry, mode="wrap")  # always in range; "raise" would copy
         np.bitwise_and(drawn, np.int32(0x7FFFFFFF), out=word)
         np.less_equal(np.bitwise_xor(entry, word, out=value), mask, out=tied[:-1])
-        tied[-1] = (
-            True  # They are looked for up to the last: else its place, or that there is none, would show.
-        )
+        # They are looked for up to the last: else its place, or that there is none, would show.
+        tied[-1] = True
         ties = np.flatnonzero(tied)[:-1]
 
         # value = column ⊕ (column ⊕ alias, if the unit is above the share; else 0)
