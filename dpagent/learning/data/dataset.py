@@ -281,7 +281,8 @@ class Dataset(ABC):
     def _require_in_range(self, indices: Indices) -> Indices:
         indices = np.asarray(indices)
         # Also of none, as of some.
-        if not (int(indices.min(initial=0)) >= 0 and int(indices.max(initial=-1)) < len(self)):
+        largest = len(self) - (indices.size > 0)
+        if not (int(indices.min(initial=0)) >= 0 and int(indices.max(initial=0)) <= largest):
             raise IndexError(
                 f"indices from {indices.min()} to {indices.max()} for {counted(len(self), 'record')}"
             )

@@ -43,6 +43,17 @@ def test_without_indices_pieces_are_everything_in_order() -> None:
         list(numbered().batches(size=0))
 
 
+@pytest.mark.parametrize("dtype", ["u1", "u8", "i2", "i8"])
+def test_indices_may_be_whole_numbers_of_any_kind(dtype: str) -> None:
+    records = ArrayDataset(np.arange(6, dtype=np.float32).reshape(3, 2), np.arange(3), 3)
+    for numbers in ([2, 0], []):
+        assert records.batch(np.array(numbers, dtype))[1].tolist() == numbers
+    for empty in (records, ArrayDataset(records.inputs[:0], records.labels[:0], 3)):
+        with pytest.raises(IndexError):
+            empty.batch(np.array([len(empty)], dtype))
+        assert len(empty.batch(np.array([], dtype))[1]) == 0
+
+
 @pytest.mark.parametrize("wrong", [[-1], [23], [0, 22, 99]])
 def test_an_index_out_of_range_is_a_programmers_error(wrong: list[int]) -> None:
     with pytest.raises(IndexError, match="for 23 records"):
