@@ -278,15 +278,16 @@ def test_honest_updates_with_noise_count_and_stronger_ones_do_not(name: str, blo
 
 
 @pytest.mark.parametrize(("name", "deviations"), [("central-gaussian", 20), ("central-laplace", 140)])
-def test_a_vote_with_noise_is_judged_on_its_own(name: str, deviations: int) -> None:
-    """With as much in any other place, a fragment counts."""
-    block = DIGITS.parameter_count + 1
+@pytest.mark.parametrize("block", [DIGITS.parameter_count + 1, 3_000])
+def test_a_vote_with_noise_is_judged_on_its_own(name: str, deviations: int, block: int) -> None:
+    """With as much in any other place, a fragment counts; padding may follow the vote."""
     plan = update_plan(name=name, block=block, count_weight=0.5, device_noise=[2.0, 2.0, 2.0])
     release = RoundTask.of(plan).release
     assert isinstance(release, Updates)
     assert release.own_noise is not None
     norms, values = UpdateNorms(release), np.zeros(block, np.int64)
     values[5] = deviations * release.own_noise.mechanism.deviation_units
-    norms.require(0, values)
+    last = release.blocks - 1
+    norms.require(last, values)
     with pytest.raises(MessageError, match="improbable norm"):
-        norms.require(0, np.roll(values, -6))
+        norms.require(last, np.roll(values, release.dimension - last * block - 6))
