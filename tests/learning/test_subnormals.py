@@ -51,8 +51,10 @@ for before in (False, True):
 """
 
 WHERE_A_MODEL_ANSWERS = """
+import os
 from pathlib import Path
 from agent.serving import program
+from dpagent.learning.inference.prediction import exported_model
 from dpagent.learning.subnormals import are_flushed
 
 class Stop(Exception):
@@ -62,12 +64,13 @@ def model(path):
     assert are_flushed()
     raise Stop
 
-program.ExportedModel = model
-try:
-    program.main(Path("model.onnx"))
-except Stop:
-    program.os.write(2, b"asked")
-    raise SystemExit(7)
+exported_model.ExportedModel = model
+for gives_way in (False, True):
+    try:
+        program.main(Path("model.onnx"), gives_way=gives_way)
+    except Stop:
+        os.write(2, b"asked ")
+raise SystemExit(7)
 """
 
 IN_TRAINING = """
@@ -124,7 +127,7 @@ def test_the_process_that_answers_by_a_model_says_so_before_it_loads_that() -> N
         [sys.executable, "-c", WHERE_A_MODEL_ANSWERS], capture_output=True, text=True, check=False,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path))},
     )  # fmt: skip
-    assert (found.returncode, found.stderr) == (7, "asked")
+    assert (found.returncode, found.stderr) == (7, "asked asked ")
 
 
 def test_the_training_process_says_so_before_it_is_asked_for_anything() -> None:
