@@ -48,7 +48,7 @@ soak: $(VENV)/dev ## A day of a fleet on fast clocks: does what it takes stay fl
 arm-root: ## Make an emulated ARM board in build (as root; five minutes, 900 MB): make arm-root BOARD=armhf
 	packaging/arm/make-root build/$(BOARD) $(BOARD)
 
-test-arm: $(VENV)/dev arm-root ## Jobs and tests on emulated Cortex-A53, A72 and A76, or A7 and A8 (BOARD=armhf); as root, an hour or more: make test-arm ARGS="-k a53-codec"
+test-arm: $(VENV)/dev arm-root ## Jobs and tests on emulated Cortex-A53, A72 and A76, or A7 and A8 (BOARD=armhf); as root, 40 minutes or 70: make test-arm ARGS="-k a53-codec"
 	ARM_BOARD=$(BOARD) $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow" tests/arm $(ARGS)
 
 deb: ## The Debian package, into dist (as root): make deb ARCH=arm64 SUITE=bookworm, ARCH=armhf SUITE=trixie

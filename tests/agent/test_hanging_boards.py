@@ -93,7 +93,7 @@ def test_a_models_command_that_hangs_is_given_up(tmp_path: Path, caplog: pytest.
             return latest._running is not None
 
         wait_until(started, "the command")
-        clock.advance(61.0)
+        clock.advance(95.0)
         latest.tend()
         latest.close()
     assert "took more than 60 s and was ended" in caplog.text
