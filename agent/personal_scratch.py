@@ -6,10 +6,9 @@ after the records that they are of, and take room that records decide.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +44,7 @@ def forget_left(state_dir: Path) -> None:
     """
     if not any(state_dir.glob(f"{_SCRATCH}*")):
         return
-    with contextlib.suppress(OSError), (state_dir / _LOCK).open("ab") as lock:
+    with suppress(OSError), (state_dir / _LOCK).open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _forget(state_dir)
 

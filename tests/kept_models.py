@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import threading
+from pathlib import Path
 
+import pytest
+from brokers import PATIENCE_S
+
+import agent.model_keeping
 from agent.latest_model import KeepQuestion, Kept
 from agent.model_keeping import kept
 
@@ -24,3 +29,15 @@ def kept_here(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
     monkeypatch.setattr("agent.latest_model.Errand", Here)
+
+
+def written_once(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """No file is written until this is set."""
+    goes_on, original = threading.Event(), agent.model_keeping.write_atomically
+
+    def write(path: Path, data: bytes) -> None:
+        goes_on.wait(PATIENCE_S)
+        original(path, data)
+
+    monkeypatch.setattr("agent.model_keeping.write_atomically", write)
+    return goes_on

@@ -8,23 +8,21 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import PATIENCE_S, Broker, wait_until
+from brokers import Broker, wait_until
 from clocks import MovableClock
 from daemons import agent_thread, attentive_daemons
 from devices import worker_of
 from exported_models import write_model
 from fleets import agent_values, make_plan, write_agent
-from kept_models import kept_here
+from kept_models import kept_here, written_once
 from observers import Announcer
 
-import agent.model_keeping
 from agent.data_settings import DataSettings
 from agent.diagnosis import examine
 from agent.latest_model import LatestModel, previous_of
@@ -176,13 +174,7 @@ def test_nobody_waits_until_a_model_is_written(
 ) -> None:
     """A disk that is slow would show, and one that is full would not."""
     kept_here(monkeypatch)
-    slow, original = threading.Event(), agent.model_keeping.write_atomically
-
-    def write(path: Path, data: bytes) -> None:
-        slow.wait(PATIENCE_S)
-        original(path, data)
-
-    monkeypatch.setattr("agent.model_keeping.write_atomically", write)
+    slow = written_once(monkeypatch)
     latest = LatestModel(settings_in(tmp_path), clock)
     for data in (b"first", b"second", b"third"):
         latest.take(asset_of(data), data)
@@ -376,13 +368,7 @@ def time_of_a_command(directory: Path, clock: MovableClock, *, written_after_s: 
     latest, may_be_ending = LatestModel(settings_in(directory, command=["/bin/true"]), clock), []
     with pytest.MonkeyPatch.context() as patch:
         kept_here(patch)
-        written, original = threading.Event(), agent.model_keeping.write_atomically
-
-        def write(path: Path, data: bytes) -> None:
-            written.wait(PATIENCE_S)
-            original(path, data)
-
-        patch.setattr("agent.model_keeping.write_atomically", write)
+        written = written_once(patch)
         if written_after_s is None:
             patch.setattr("agent.model_keeping.SPACE_LEFT", 1 << 60)
         latest.take(asset_of(b"new"), b"new")

@@ -286,6 +286,13 @@ def test_a_fleet_with_too_few_members_waits_for_more(settings: FleetSettings, bo
         assert not queued(settings).is_paused
 
 
+def open_first_round(coordinator: Coordinator, clock: MovableClock) -> None:
+    """As where its plan has gone out."""
+    running = running_job(coordinator)
+    running.store.mark_announced(1, clock.unix())
+    running.cycle.open()
+
+
 def test_what_a_revoked_board_has_sent_counts_beside_what_others_may_still_send(
     settings: FleetSettings, boards: list[str], third: str
 ) -> None:
@@ -355,9 +362,7 @@ def test_what_a_revoked_board_has_sent_stands_for_no_member(
     clock = MovableClock()
     with coordinator_of(settings, clock) as coordinator:
         advance(coordinator)
-        running = running_job(coordinator)
-        running.store.mark_announced(1, clock.unix())
-        running.cycle.open()
+        open_first_round(coordinator, clock)
         for board in boards:
             send(settings, coordinator, board)
         clock.advance(settings.round.honest_s)
@@ -376,9 +381,7 @@ def test_a_round_closes_with_no_fewer_than_it_needs_though_nobody_is_left_that_m
     clock = MovableClock()
     with coordinator_of(settings, clock) as coordinator:
         advance(coordinator)
-        running = running_job(coordinator)
-        running.store.mark_announced(1, clock.unix())
-        running.cycle.open()
+        open_first_round(coordinator, clock)
         for board in (boards[1], third):
             decline(settings, board, 1)
         send(settings, coordinator, boards[0])
@@ -400,9 +403,7 @@ def test_a_board_that_was_revoked_before_a_round_keeps_nobody_waiting(
     with coordinator_of(settings, clock) as coordinator:
         advance(coordinator)
         ask(settings, third, Wish.TAKES_PART, Verdict.GRANTED, 1)
-        running = running_job(coordinator)
-        running.store.mark_announced(1, clock.unix())
-        running.cycle.open()
+        open_first_round(coordinator, clock)
         for board in boards:
             send(settings, coordinator, board)
         clock.advance(settings.round.honest_s)
