@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError
-from dpagent.learning.data.stored import RawFile
-
-_AWAY: Final = 1 << 10
-"""Places in a file of rows are counted from so far before it. Python has the least whole numbers at hand, and
-makes others anew, so the first row would else be read in fewer instructions."""
+from dpagent.learning.data.stored import AWAY, RawFile
 
 
 def rows_in(path: Path, descriptor: int) -> RawFile:
@@ -28,7 +23,7 @@ def rows_in(path: Path, descriptor: int) -> RawFile:
         path: for what is said of it.
         descriptor: of the open file; the result owns it.
     """
-    return RawFile(path, descriptor, -_AWAY)
+    return RawFile(path, descriptor, -AWAY)
 
 
 def read_rows(
@@ -46,7 +41,7 @@ def read_rows(
         ``(m, record_bytes)``, and a sentence for each place in them whose bytes mean nothing.
     """
     raw, problems = np.zeros((len(rows), record_bytes), np.uint8), {}
-    starts = (rows * record_bytes + _AWAY).tolist()
+    starts = (rows * record_bytes + AWAY).tolist()
     for place, (start, checksum) in enumerate(zip(starts, checksums.tolist(), strict=True)):
         try:
             file.read_into(raw[place], start)

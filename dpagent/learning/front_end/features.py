@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from dpagent.blank_rows import blank_all_but
 from dpagent.errors import ConfigurationError, DataError, StorageError
 from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, to_float32
+from dpagent.learning.data.stored import AWAY
 from dpagent.learning.models.costs import features_mib
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork, Projection, RandomLayers, Scattering
@@ -56,9 +57,6 @@ _HEAD_BYTES: Final = 4096
 _LOST: Final = 255
 """Each byte of a digest at a place that the disk does not take, which a record's own digest never is: what is
 there counts as not finite until all features are computed again."""
-_AWAY: Final = 1 << 10
-"""Python has the least whole numbers at hand, and makes others anew: without this, it makes more of them to
-read any row but the first."""
 _NAN_BITS: Final = np.float32(np.nan).view(np.int32)
 """Set in a number of any kind, they make it NaN."""
 _RUN: Final = 4
@@ -311,10 +309,10 @@ class FeatureRows:
             StorageError: the file has become shorter.
         """
         rows = np.full((len(places), *self._shape), np.nan, np.float32)
-        starts = (places * self._row_bytes + _AWAY).tolist()
+        starts = (places * self._row_bytes + AWAY).tolist()
         for start, row, is_lost in zip(starts, rows, self.lost[places].tolist(), strict=True):
             if not is_lost:
-                self._read(start - _AWAY, row)
+                self._read(start - AWAY, row)
         return rows
 
     def lose(self, place: int, error: OSError | None) -> None:
