@@ -116,7 +116,7 @@ def _apart(step: Callable[[], object]) -> tuple[socket.socket, int]:
             theirs.send(str(_rate(step)).encode())
 
     with theirs:
-        return ours, forked(serve, theirs)
+        return ours, forked(serve, theirs.fileno())
 
 
 def _rate(step: Callable[[], object]) -> float:

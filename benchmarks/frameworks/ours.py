@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.learning.models.spec import ModelSpec
-from dpagent.learning.training.engine import Engine
+from dpagent.learning.training.engine import SingleEngine
 from dpagent.learning.training.engine_choice import in_processes
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 
@@ -29,7 +29,7 @@ _BUILD = (
 )
 
 
-def made(name: str, spec: ModelSpec, microbatch: int) -> Engine:
+def made(name: str, spec: ModelSpec, microbatch: int) -> SingleEngine:
     """The engine called ``name`` on a built-in model."""
     if name == "numpy":
         return NumpyEngine(spec, microbatch=microbatch)

@@ -45,9 +45,10 @@ class Counting(NumpyEngine):
         inputs: NDArray[Any],
         labels: NDArray[np.int64],
         clip_norms: Sequence[float],
+        *rest: Any,
     ) -> ClippedSum:
         self.pieces.append(len(inputs))
-        found = super().clipped_sum(weights, inputs, labels, clip_norms)
+        found = super().clipped_sum(weights, inputs, labels, clip_norms, *rest)
         self.excluded.append(found.excluded)
         return found
 

@@ -70,7 +70,7 @@ def test_the_training_process_stays_in_memory(tmp_path: Path) -> None:
 def test_a_fork_of_the_training_process_stays_in_memory() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
-        process = forked(lambda: theirs.recv(1), theirs)
+        process = forked(lambda: theirs.recv(1), theirs.fileno())
     try:
         wait_until(lambda: stays(process), "what stays in memory")
     finally:

@@ -59,7 +59,7 @@ norm in which records are clipped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -164,6 +164,44 @@ class Engine(Protocol):
         :mod:`dpagent.learning.training.batch_invariance`.
         """
         ...
+
+
+class SingleEngine(Engine, Protocol):
+    """An engine in one process, which may compute a part of a batch."""
+
+    def clipped_sum(
+        self,
+        weights: NDArray[np.float32],
+        inputs: NDArray[Any],
+        labels: NDArray[np.int64],
+        clip_norms: Sequence[float],
+        microbatches: Iterable[int] | None = None,
+    ) -> ClippedSum:
+        """As :meth:`Engine.clipped_sum`, of some microbatches.
+
+        Args:
+            weights: as there.
+            inputs: of all microbatches.
+            labels: as well.
+            clip_norms: as there.
+            microbatches: numbers of those to compute, each taken when the one before is computed; None: all.
+        """
+        ...
+
+
+def parts_of(records: int, microbatch: int, numbers: Iterable[int] | None = None) -> Iterator[slice]:
+    """The records of each microbatch.
+
+    Args:
+        records: of the batch.
+        microbatch: records of each but the last.
+        numbers: of the microbatches; None: of all.
+
+    >>> [*parts_of(10, 4)], [*parts_of(10, 4, [2])]
+    ([slice(0, 4, None), slice(4, 8, None), slice(8, 10, None)], [slice(8, 10, None)])
+    """
+    for number in range(-(-records // microbatch)) if numbers is None else numbers:
+        yield slice(number * microbatch, min((number + 1) * microbatch, records))
 
 
 def accumulation_slack(microbatch: int) -> float:

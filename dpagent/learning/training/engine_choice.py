@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from dpagent.errors import ConfigurationError, DpagentError
 from dpagent.learning.models.spec import ModelSpec
-from dpagent.learning.training.engine import MICROBATCH_S, Engine
+from dpagent.learning.training.engine import MICROBATCH_S, Engine, SingleEngine
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.process_memory import own_mib, shared_mib
 from dpagent.learning.trial_numbers import TrialNumbers
@@ -112,6 +112,14 @@ class Bench:
         """The engine of that kind, checked on this board; in one process if no others can be started.
 
         Raises:
+            UnsuitableEngineError: as of :meth:`single`.
+        """
+        return self.in_processes(self.single(kind), processes)
+
+    def single(self, kind: EngineKind) -> SingleEngine:
+        """The engine of that kind, checked on this board.
+
+        Raises:
             UnsuitableEngineError: it cannot be made here, or a record's numbers would depend on others.
         """
         engine = self._made(kind)
@@ -120,13 +128,13 @@ class Bench:
                 f"the {kind} engine's numbers for a record depend on its neighbours on this board, so the"
                 f" guarantee would not hold; use another build of {_PACKAGES[kind]}"
             )
-        return self.in_processes(engine, processes)
+        return engine
 
-    def in_processes(self, engine: Engine, processes: int) -> Engine:
+    def in_processes(self, engine: SingleEngine, processes: int) -> Engine:
         """As :func:`in_processes`, on this board."""
         return in_processes(engine, processes, MICROBATCH_S / self.processor_share)
 
-    def _made(self, kind: EngineKind) -> Engine:
+    def _made(self, kind: EngineKind) -> SingleEngine:
         if kind == "numpy":
             return NumpyEngine(
                 self.spec,
@@ -157,7 +165,7 @@ class Bench:
         return engine
 
 
-def in_processes(engine: Engine, processes: int, microbatch_s: float = MICROBATCH_S) -> Engine:
+def in_processes(engine: SingleEngine, processes: int, microbatch_s: float = MICROBATCH_S) -> Engine:
     """An engine that computes in so many processes; in one if no others can be started.
 
     Args:
@@ -269,7 +277,7 @@ def _timings(bench: Bench, kind: EngineKind, counts: Sequence[int]) -> Iterator[
         UnsuitableEngineError: the engine cannot be used.
     """
     before_mib = _own_mib_here() if bench.memory_mib is not None else 0.0
-    engine, lot = bench.make(kind), _Lot(bench)
+    engine, lot = bench.single(kind), _Lot(bench)
     if bench.memory_mib is not None:
         counts = _fitting(bench, engine, counts, lot, before_mib, bench.memory_mib)
     made = [bench.in_processes(engine, count) for count in counts]
@@ -279,7 +287,7 @@ def _timings(bench: Bench, kind: EngineKind, counts: Sequence[int]) -> Iterator[
 
 
 def _fitting(
-    bench: Bench, engine: Engine, counts: Sequence[int], lot: _Lot, before_mib: float, limit_mib: int
+    bench: Bench, engine: SingleEngine, counts: Sequence[int], lot: _Lot, before_mib: float, limit_mib: int
 ) -> list[int]:
     """The numbers of processes in which an engine takes no more memory than it may; one alone, where the
     system does not say.
@@ -324,7 +332,7 @@ def _timings_elsewhere(bench: Bench, kind: EngineKind, counts: Sequence[int]) ->
     with ours:
         with theirs:
             try:
-                process = forked(lambda: _answer(_timings(bench, kind, counts), theirs), theirs)
+                process = forked(lambda: _answer(_timings(bench, kind, counts), theirs), theirs.fileno())
             except OSError as error:
                 log.warning("engines are tried in this process, since no other can be started: %s", error)
                 process = None

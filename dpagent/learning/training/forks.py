@@ -22,12 +22,13 @@ _PR_SET_PDEATHSIG: Final = 1
 """Of prctl(2): the signal that the kernel sends when the thread ends that has forked."""
 
 
-def forked(serve: Callable[[], None], kept: socket.socket) -> int:
+def forked(serve: Callable[[], None], *kept: int) -> int:
     """A fork of this process that serves, and does nothing else.
 
     Args:
         serve: what it does; then it ends.
-        kept: its end of the connection to this process. It closes all others.
+        kept: descriptors: its end of the connection to this process, and what else it uses. It closes all
+            others.
 
     Returns:
         Its id.
@@ -54,7 +55,7 @@ def forked(serve: Callable[[], None], kept: socket.socket) -> int:
         stay_in_memory()
         # Whoever waits for the parent's end of a connection must not wait for this process.
         for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - names alone
-            if descriptor > 2 and descriptor != kept.fileno():
+            if descriptor > 2 and descriptor not in kept:
                 with suppress(OSError):  # The directory's own.
                     os.close(descriptor)
         serve()

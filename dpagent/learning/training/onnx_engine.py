@@ -19,7 +19,7 @@ microbatch. The float32 sums of a microbatch's runs are added in float32, those 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -32,7 +32,13 @@ from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.onnx_session import RUNTIME_ERRORS, first_line
 from dpagent.learning.training.arguments import are_finite, require_inputs, require_labels
 from dpagent.learning.training.batch_invariance import CLIP_NORM, Computed, is_invariant
-from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, MAX_MICROBATCH, NOBODY, ClippedSum
+from dpagent.learning.training.engine import (
+    MAX_LOT_MICROBATCHES,
+    MAX_MICROBATCH,
+    NOBODY,
+    ClippedSum,
+    parts_of,
+)
 from dpagent.learning.training.onnx_graph.session import LoadedGraph, load_graph
 from dpagent.learning.training.onnx_graph.signature import LARGEST_SQUARE, Tensor, matrix_shape, sum_of
 from dpagent.norm import Norm
@@ -93,8 +99,9 @@ class OnnxEngine:
         inputs: NDArray[Any],
         labels: NDArray[np.int64],
         clip_norms: Sequence[float],
+        microbatches: Iterable[int] | None = None,
     ) -> ClippedSum:
-        """Clip each record's gradient and add up; see :meth:`Engine.clipped_sum`."""
+        """Clip each record's gradient and add up; see :meth:`SingleEngine.clipped_sum`."""
         self.spec.require_weights(weights)
         self._check_norms(clip_norms)
         require_inputs(self.spec, inputs, self.views)
@@ -102,11 +109,13 @@ class OnnxEngine:
         self._check_length(len(labels))
         self._weights[:] = weights
         self._clip_norms[:] = clip_norms
-        squares = np.full((len(labels), self.groups), np.inf)
-        total = self._buffers.add_up(inputs, labels, squares)
-        finite = np.logical_and.reduce(squares <= LARGEST_SQUARE, axis=1)
-        within = np.count_nonzero(finite[:, np.newaxis] & (np.sqrt(squares) <= self._clip_norms), axis=0)
-        return ClippedSum(total, within, int(np.count_nonzero(~finite & (labels != NOBODY))))
+        total, within, excluded = np.zeros(len(weights)), np.zeros(self.groups, np.int64), 0
+        for part in parts_of(len(labels), self.microbatch, microbatches):
+            records, squares = labels[part], self._buffers.add_microbatch(inputs[part], labels[part], total)
+            finite = np.logical_and.reduce(squares <= LARGEST_SQUARE, axis=1)
+            within += np.count_nonzero(finite[:, np.newaxis] & (np.sqrt(squares) <= self._clip_norms), axis=0)
+            excluded += int(np.count_nonzero(~finite & (records != NOBODY)))
+        return ClippedSum(total, within, excluded)
 
     def is_batch_invariant(self, seed: int | None = None) -> bool:
         """Whether this machine computes a record alike at every place and beside any other; see
@@ -171,30 +180,24 @@ class _Buffers:
         squares = graph.ends.outputs["squared_norms"]
         self.squared_norms = self._buffer(self._binding.bind_output, "squared_norms", squares, rows)
 
-    def add_up(
-        self,
-        inputs: NDArray[Any],
-        labels: NDArray[np.int64],
-        squares: NDArray[np.float64],
+    def add_microbatch(
+        self, inputs: NDArray[Any], labels: NDArray[np.int64], total: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """The clipped sum over all microbatches.
+        """Add the clipped sum of a microbatch to ``total``.
 
-        The squared norms are written to ``squares``, ``(n, groups)``, except for records that are
-        not finite.
+        Returns:
+            The squared norms, ``(n, groups)``: infinite for records that are not finite.
         """
-        total = np.zeros(self._sum.shape, np.float64)
-        for start in range(0, len(labels), self._microbatch):
-            self._sum[:] = 0
-            end = min(start + self._microbatch, len(labels))
-            for first in range(start, end, len(self.labels)):
-                rows = slice(first, min(first + len(self.labels), end))
-                self._load(inputs[rows], labels[rows])
-                self._run()
-                self._sum += self._run_sum
-                used = slice(len(labels[rows]))
-                squares[rows] = np.where(self.present[used, np.newaxis], self.squared_norms[used], np.inf)
-            total += self._sum
-        return total
+        squares = np.full((len(labels), *self.squared_norms.shape[1:]), np.inf)
+        self._sum[:] = 0
+        for rows in parts_of(len(labels), len(self.labels)):
+            self._load(inputs[rows], labels[rows])
+            self._run()
+            self._sum += self._run_sum
+            used = slice(len(labels[rows]))
+            squares[rows] = np.where(self.present[used, np.newaxis], self.squared_norms[used], np.inf)
+        total += self._sum
+        return squares
 
     def computed(self, inputs: NDArray[np.float32], labels: NDArray[np.int64], counted: int) -> Computed:
         """Squared norms, and the sum of a run in which one record counts: its clipped gradient."""

@@ -1,17 +1,21 @@
-"""An engine in several processes: each computes some microbatches of a batch, and the sums are added.
+"""An engine in several processes: each takes microbatches while there are any, and the sums are added.
 
 The other processes are forks of this one, made when the engine is. They have the engine as it was made, in
 the form that was chosen for each of its products, so a record's numbers are the same bits in each of them;
 and what none of them changes is in memory once. Threads would share all of it, but small models spend a good
 part of their time under the interpreter's lock. Weights, records and sums pass through shared memory.
 
-**The sum.** A batch is cut between microbatches, so a record has the neighbours that it has in one process,
-and the float32 sums are the same bits. Float64 adds them up in another order: the bound on that error holds
-for any (:mod:`dpagent.learning.training.engine`).
+**The work.** Each process has a microbatch of its own in any batch that is long enough, so what it takes of
+memory shows in a trial; the others are taken by whoever comes first
+(:mod:`~dpagent.learning.training.work_queue`), so none waits long for one whose core is busy.
 
-**What fails.** Where another process has ended, fails at its share, or does not answer within a bound, this
-one computes the share itself, and ends one that did not answer: the sum is the same, only later. No record
-can cause any of that alone, since this process computes what the others do. The bound is public, and so long
+**The sum.** A process computes whole microbatches, so a record has the neighbours that it has in one process,
+and the float32 sums are the same bits. Float64 adds them up in another order, which is a matter of time: the
+bound on that error holds for any (:mod:`dpagent.learning.training.engine`).
+
+**What fails.** Where another process has ended, fails, or does not answer within a bound, this one computes
+what that one has taken, and ends one that did not answer: the sum is the same, only later. No record can
+cause any of that alone, since this process computes what the others do. The bound is public, and so long
 that an engine which is as slow as a trial allows keeps it. The other processes end when this one does,
 however it ends.
 
@@ -30,8 +34,9 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -41,9 +46,10 @@ from dpagent.errors import require_count
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.arguments import require_inputs, require_labels
 from dpagent.learning.training.bounds import MAX_PROCESSES
-from dpagent.learning.training.engine import MICROBATCH_S, ClippedSum, Engine
+from dpagent.learning.training.engine import MICROBATCH_S, ClippedSum, SingleEngine
 from dpagent.learning.training.forks import end, forked
 from dpagent.learning.training.lots import AT_ONCE
+from dpagent.learning.training.work_queue import LONGEST, WorkQueue
 from dpagent.norm import Norm
 
 log = logging.getLogger(__name__)
@@ -52,7 +58,8 @@ _PIECE_S: Final = 1.0
 """An answer is waited for in so many seconds at a time: a time for which this process is stopped meanwhile,
 as the others are then (a pause of training), counts as one of them at most."""
 _ANSWER: Final = struct.Struct("<?d")
-"""Whether a share is computed, and the processor time that the process has spent, in seconds."""
+"""Whether all is computed that was taken, and the processor time that the process has spent, in seconds. The
+numbers of the microbatches follow, a byte each."""
 _WATCH_S: Final = 0.001
 """A message is looked for so long before its reader sleeps: to be woken takes a tenth of a millisecond, and a
 batch of a small model two."""
@@ -75,17 +82,16 @@ class ParallelEngine:
     The engine is not thread-safe: one call at a time.
     """
 
-    def __init__(self, engine: Engine, processes: int, microbatch_s: float = MICROBATCH_S) -> None:
+    def __init__(self, engine: SingleEngine, processes: int, microbatch_s: float = MICROBATCH_S) -> None:
         require_count("processes", processes, minimum=2, maximum=MAX_PROCESSES)
         self._engine = engine
         self.spec: ModelSpec = engine.spec.head
         self.microbatch, self.views = engine.microbatch, engine.views
-        self._weights = _shared((self.spec.parameter_count,), np.float32)
-        self._most = -(-AT_ONCE // processes) * self.microbatch
+        self._work = _Work(engine)
         self._forks: list[_Fork] = []
         try:
-            for _ in range(processes - 1):
-                self._forks.append(_Fork(engine, self._weights, self._most, microbatch_s))
+            for number in range(1, processes):
+                self._forks.append(_Fork(engine, self._work, number, microbatch_s))
         except OSError:
             self.close()
             raise
@@ -116,7 +122,7 @@ class ParallelEngine:
         return all(fork.is_there() for fork in self._forks)
 
     def close(self) -> None:
-        """End the other processes; shares are computed here from then on."""
+        """End the other processes; all is computed here from then on."""
         for fork in self._forks:
             fork.end()
 
@@ -131,8 +137,8 @@ class ParallelEngine:
         self.spec.require_weights(weights)
         require_inputs(self.spec, inputs, self.views)
         require_labels(self.spec, labels, len(inputs))
-        np.copyto(self._weights, weights)
-        at_once = self._most * self.processes
+        np.copyto(self._work.weights, weights)
+        at_once = AT_ONCE * self.microbatch
         shares = (
             share
             for start in range(0, max(len(labels), 1), at_once)
@@ -159,27 +165,22 @@ class ParallelEngine:
         clip_norms: Sequence[float],
     ) -> list[ClippedSum]:
         """The sums of this process and of the others, in that order."""
-        microbatches, processes = -(-len(labels) // self.microbatch), self.processes
-        ends = [-(-number * microbatches // processes) * self.microbatch for number in range(processes + 1)]
-        own, *others = (slice(*ends[number : number + 2]) for number in range(processes))
+        work, taken = self._work, bytearray()
+        microbatches = range(-(-len(labels) // self.microbatch))
         with self._no_answer_left():
-            asked = [
-                fork.ask(inputs[part], labels[part], clip_norms)
-                for fork, part in zip(self._forks, others, strict=True)
-            ]
+            question = work.offered(inputs, labels, clip_norms, microbatches[self.processes :])
+            asked = [fork for fork in self._forks[: len(microbatches[1:])] if fork.ask(question)]
+        mine = _noted(chain(microbatches[:1], work.queue.taken()), taken)
         try:
-            found = [self._engine.clipped_sum(weights, inputs[own], labels[own], clip_norms)]
+            found = [self._engine.clipped_sum(weights, inputs, labels, clip_norms, mine)]
         finally:
             with self._no_answer_left():
-                answers = [
-                    fork.answer(len(clip_norms)) if was_asked else None
-                    for fork, was_asked in zip(self._forks, asked, strict=True)
-                ]
-        for part, answer in zip(others, answers, strict=True):
-            if answer is None and len(labels[part]):
-                answer = self._engine.clipped_sum(weights, inputs[part], labels[part], clip_norms)
-            if answer is not None:
-                found.append(answer)
+                answers = [fork.answer(len(clip_norms)) for fork in asked]
+        for numbers, part in filter(None, answers):
+            taken += numbers
+            found.append(part)
+        if left := sorted(set(microbatches).difference(taken)):
+            found.append(self._engine.clipped_sum(weights, inputs, labels, clip_norms, left))
         return found
 
     @contextmanager
@@ -193,28 +194,58 @@ class ParallelEngine:
             raise
 
 
-class _Fork:
-    """Another process, the memory that it shares with this one, and the socket between both."""
+class _Work:
+    """A batch in memory that all processes share, and the queue of its microbatches."""
 
-    def __init__(self, engine: Engine, weights: NDArray[np.float32], rows: int, microbatch_s: float) -> None:
+    def __init__(self, engine: SingleEngine) -> None:
         spec = engine.spec.head
-        self._pieces = math.ceil(rows / engine.microbatch * microbatch_s / _PIECE_S)
-        """That its answer is waited for."""
+        rows = AT_ONCE * engine.microbatch
         shape = (rows, engine.views, *spec.input_shape) if engine.views > 1 else (rows, *spec.input_shape)
         whole = _shared(shape, np.float32)
         bytes_of_whole = whole.reshape(-1).view(np.uint8)
         self._inputs = {"f": whole, "B": bytes_of_whole[: whole.size].reshape(shape)}
         """By the character of their type: one memory."""
         self._labels = _shared((rows,), np.int64)
-        self._total = _shared(weights.shape, np.float64)
+        self.weights = _shared((spec.parameter_count,), np.float32)
+        self.queue = WorkQueue()
+
+    def offered(
+        self,
+        inputs: NDArray[Any],
+        labels: NDArray[np.int64],
+        clip_norms: Sequence[float],
+        microbatches: range,
+    ) -> bytes:
+        """The question for the sum of a batch, of which these microbatches are for whoever comes first."""
+        count = len(labels)
+        np.copyto(self._inputs[inputs.dtype.char][:count], inputs)
+        np.copyto(self._labels[:count], labels)
+        self.queue.fill(microbatches)
+        return struct.pack(f"<cI{len(clip_norms)}d", inputs.dtype.char.encode(), count, *clip_norms)
+
+    def asked(self, question: bytes) -> tuple[NDArray[Any], NDArray[np.int64], list[float]]:
+        """Inputs, labels and clip norms of a question."""
+        dtype, count, *clip_norms = struct.unpack(f"<cI{(len(question) - 5) // 8}d", question)
+        return self._inputs[dtype.decode()][:count], self._labels[:count], clip_norms
+
+
+class _Fork:
+    """Another process, the memory in which its sum is, and the socket between both."""
+
+    def __init__(self, engine: SingleEngine, work: _Work, number: int, microbatch_s: float) -> None:
+        self._number = number
+        """Of the microbatch that is its own in any case."""
+        self._pieces = math.ceil(AT_ONCE * microbatch_s / _PIECE_S)
+        """That its answer is waited for."""
+        self._total = _shared(work.weights.shape, np.float64)
         self._within = _shared((_LONGEST // 8,), np.int64)
         self._excluded = _shared((1,), np.int64)
-        self._weights = weights
         self.is_over, self.spent_s = False, 0.0
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
+            kept = theirs.fileno(), work.queue.descriptor
             try:
-                self.process = forked(lambda: self._serve(engine, theirs), theirs)
+                self.process = forked(lambda: self._serve(engine, work, theirs), *kept)
             except OSError:
                 ours.close()
                 raise
@@ -233,25 +264,20 @@ class _Fork:
                 self.end()
         return not self.is_over
 
-    def ask(self, inputs: NDArray[Any], labels: NDArray[np.int64], clip_norms: Sequence[float]) -> bool:
-        """Have the process compute a share; False if there is nothing to compute, or it has ended."""
-        count = len(labels)
-        if self.is_over or not count:
-            return False
-        np.copyto(self._inputs[inputs.dtype.char][:count], inputs)
-        np.copyto(self._labels[:count], labels)
-        question = struct.pack(f"<cI{len(clip_norms)}d", inputs.dtype.char.encode(), count, *clip_norms)
-        try:
-            self._socket.send(question)
-        except OSError:
-            self.end()
+    def ask(self, question: bytes) -> bool:
+        """Have the process take a part of the work; False if it has ended."""
+        if not self.is_over:
+            try:
+                self._socket.send(question)
+            except OSError:
+                self.end()
         return not self.is_over
 
-    def answer(self, groups: int) -> ClippedSum | None:
-        """The sum of the share that was asked for; None if the process has failed at it, has ended, or does
-        not answer, which ends it."""
+    def answer(self, groups: int) -> tuple[bytes, ClippedSum] | None:
+        """The numbers of the microbatches that it has taken, and their sum; None if the process has failed at
+        one, has ended, or does not answer, which ends it."""
         try:
-            message = _received(self._socket, _ANSWER.size, self._pieces)
+            message = _received(self._socket, _ANSWER.size + LONGEST, self._pieces)
         except TimeoutError:
             log.warning(
                 "process %d of training has not answered for %g s, and is ended; its part of the work is done"
@@ -264,29 +290,37 @@ class _Fork:
         if not message:
             self.end()
             return None
-        is_computed, self.spent_s = _ANSWER.unpack(message)
+        is_computed, self.spent_s = _ANSWER.unpack_from(message)
         if not is_computed:
             return None
-        return ClippedSum(self._total, self._within[:groups], int(self._excluded[0]))
+        return message[_ANSWER.size :], ClippedSum(self._total, self._within[:groups], int(self._excluded[0]))
 
     def end(self) -> None:
         """End the process, whatever it is at."""
         self.is_over = True
         self._ended()
 
-    def _serve(self, engine: Engine, theirs: socket.socket) -> None:
-        """Compute shares until the other side hangs up. In the fork."""
+    def _serve(self, engine: SingleEngine, work: _Work, theirs: socket.socket) -> None:
+        """Take part in batches until the other side hangs up. In the fork."""
         while question := _received(theirs, _LONGEST):
-            dtype, count, *clip_norms = struct.unpack(f"<cI{(len(question) - 5) // 8}d", question)
-            inputs = self._inputs[dtype.decode()][:count]
+            inputs, labels, clip_norms = work.asked(question)
+            taken = bytearray()
+            mine = _noted(chain([self._number], work.queue.taken()), taken)
             try:
-                found = engine.clipped_sum(self._weights, inputs, self._labels[:count], clip_norms)
-            except Exception:  # noqa: BLE001 - the other side computes the share, and meets it again
+                found = engine.clipped_sum(work.weights, inputs, labels, clip_norms, mine)
+            except Exception:  # noqa: BLE001 - the other side computes what was taken, and meets it again
                 is_computed = False
             else:
                 self._total[...], self._within[: len(clip_norms)] = found.total, found.within
                 self._excluded[0], is_computed = found.excluded, True
-            theirs.send(_ANSWER.pack(is_computed, time.process_time()))
+            theirs.send(_ANSWER.pack(is_computed, time.process_time()) + taken)
+
+
+def _noted(numbers: Iterable[int], taken: bytearray) -> Iterator[int]:
+    """The same numbers, of which those that were asked for are noted."""
+    for number in numbers:
+        taken.append(number)
+        yield number
 
 
 def _received(connection: socket.socket, size: int, pieces: int | None = None) -> bytes:

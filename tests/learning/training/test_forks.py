@@ -12,7 +12,7 @@ HANGS = """
 import os, signal, socket, time
 from dpagent.learning.training.forks import forked
 ours, theirs = socket.socketpair()
-print(forked(lambda: time.sleep(600), theirs), flush=True)
+print(forked(lambda: time.sleep(600), theirs.fileno()), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

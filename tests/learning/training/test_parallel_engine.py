@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from dpagent.errors import ParameterError
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.training import parallel_engine
 from dpagent.learning.training.engine import ClippedSum, Engine
+from dpagent.learning.training.lots import AT_ONCE
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.parallel_engine import ParallelEngine
 
@@ -178,6 +179,38 @@ def test_a_share_that_fails_elsewhere_is_computed_here() -> None:
         assert_alike(engine.clipped_sum(weights, inputs, labels, [0.5]), expected)
     assert engine.is_whole
     engine.close()
+
+
+class SlowElsewhere(NumpyEngine):
+    """Takes its time in other processes than the one it was made in, and notes what it computes there."""
+
+    def __init__(self) -> None:
+        super().__init__(DIGITS, microbatch=MICROBATCH, products="stacked")
+        self._home = os.getpid()
+        self.computed: list[int] = []
+
+    def clipped_sum(self, *arguments: Any) -> ClippedSum:
+        *rest, microbatches = arguments
+        return super().clipped_sum(*rest, self._noted(microbatches))
+
+    def _noted(self, microbatches: Iterable[int]) -> Iterator[int]:
+        for number in microbatches:
+            yield number
+            self.computed.append(number)
+            if os.getpid() != self._home:
+                time.sleep(0.5)
+
+
+def test_a_process_on_a_busy_core_computes_what_is_its_own_and_little_else() -> None:
+    """Of equal parts, all waited for the slowest."""
+    engine = SlowElsewhere()
+    three = ParallelEngine(engine, 3)
+    weights, inputs, labels = records(DIGITS, AT_ONCE * MICROBATCH)
+    expected = single().clipped_sum(weights, inputs, labels, [0.5])
+    assert_alike(three.clipped_sum(weights, inputs, labels, [0.5]), expected)
+    three.close()
+    assert not {1, 2} & {*engine.computed}, "so that any trial shows what memory a process takes"
+    assert len(engine.computed) > AT_ONCE // 2
 
 
 def test_what_fails_here_leaves_no_answer_for_the_next_question(three: ParallelEngine) -> None:

@@ -31,7 +31,7 @@ def a_fork_that_writes(private: int, shared: mmap.mmap) -> Iterator[int]:
 
     with ours:
         with theirs:
-            process = forked(serve, theirs)
+            process = forked(serve, theirs.fileno())
         try:
             assert ours.recv(1) == b"!"
             yield process

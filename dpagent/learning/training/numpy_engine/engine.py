@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
 from typing import Any, Final, Literal
 
@@ -16,7 +16,7 @@ from dpagent.learning.models.layers import Dense
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.arguments import are_finite, require_inputs, require_labels
 from dpagent.learning.training.batch_invariance import CLIP_NORM, Computed, is_invariant
-from dpagent.learning.training.engine import MAX_MICROBATCH, NOBODY, ClippedSum
+from dpagent.learning.training.engine import MAX_MICROBATCH, NOBODY, ClippedSum, parts_of
 from dpagent.learning.training.numpy_engine.network import Network
 from dpagent.learning.training.numpy_engine.workspaces import Floats
 from dpagent.learning.trial_numbers import TrialNumbers
@@ -100,8 +100,9 @@ class NumpyEngine:
         inputs: NDArray[Any],
         labels: NDArray[np.int64],
         clip_norms: Sequence[float],
+        microbatches: Iterable[int] | None = None,
     ) -> ClippedSum:
-        """Clip each record's gradient and add up; see :meth:`Engine.clipped_sum`."""
+        """Clip each record's gradient and add up; see :meth:`SingleEngine.clipped_sum`."""
         self._head.require_weights(weights)
         require_inputs(self._head, inputs, self.views)
         require_labels(self._head, labels, len(inputs))
@@ -110,8 +111,7 @@ class NumpyEngine:
         network = self._network
         network.load(np.ascontiguousarray(weights))
         within, excluded = np.zeros(len(norms), np.int64), 0
-        for start in range(0, len(inputs), self.microbatch):
-            part = slice(start, start + self.microbatch)
+        for part in parts_of(len(inputs), self.microbatch, microbatches):
             found = _add_microbatch(network, images[part], labels[part], norms)
             within += found[0]
             excluded += found[1]
