@@ -55,8 +55,9 @@ class Entry:
 
 
 class _Charged(NamedTuple):
-    """A charge, by the number of its entry, and the plan that it is for."""
+    """A charge, by its account, the number of its entry, and the plan that it is for."""
 
+    account: str
     entry: int
     plan: str
 
@@ -152,11 +153,11 @@ class Ledger:
         self.digests = [entry.digest for entry in entries]
         """The hashes of all entries, in order."""
         self._budgets: dict[str, Budget] = {}
-        self._charges: dict[tuple[str, int], dict[str, _Charged]] = {}
-        """By job and round, and then by account."""
+        self._charged: set[str] = set()
+        """The accounts that have charges."""
         self._number_of_charges = 0
         for entry in entries:
-            self._learn(entry.number, entry.record)
+            self._learn(entry.record)
 
     def set_budget(self, dataset: str, budget: Budget) -> None:
         """Append a lifetime budget, unless it is the one in force. Must run inside a transaction."""
@@ -175,12 +176,12 @@ class Ledger:
     def plans_charged(self, job: str, round_number: int) -> set[str]:
         """The plans, by their digest in hexadecimal, that a round was charged for, on any dataset: one, if it
         was charged at all."""
-        return {charged.plan for charged in self._charges.get((job, round_number), {}).values()}
+        return {charged.plan for charged in self._charges(job, round_number)}
 
     def trusts_of(self, dataset: str, job: str, round_number: int) -> tuple[Trust, ...]:
         """The parties that the charges for a round trust, one for each account of the dataset that has
         one."""
-        charged = self._charges.get((job, round_number), {})
+        charged = {each.account for each in self._charges(job, round_number)}
         return tuple(trust for trust in SCOPES if account_name(dataset, trust) in charged)
 
     @property
@@ -195,7 +196,18 @@ class Ledger:
 
     def charges_for(self, rounds: Collection[tuple[str, int]]) -> list[int]:
         """The numbers of the charges for rounds, given by job and number, on any dataset."""
-        return [charged.entry for each in rounds for charged in self._charges.get(each, {}).values()]
+        return [charged.entry for each in rounds for charged in self._charges(*each)]
+
+    def _charges(self, job: str, round_number: int) -> list[_Charged]:
+        """The charges for a round: read again, by the index that keeps them from being two, since a board's
+        memory would grow with each."""
+        statement = (
+            "SELECT json_extract(body, '$.dataset'), number, json_extract(body, '$.plan') FROM entries"
+            " WHERE kind = 'charge' AND json_extract(body, '$.dataset') = ?"
+            " AND json_extract(body, '$.job') = ? AND json_extract(body, '$.round') = ?"
+        )
+        asked = (self._connection.execute(statement, (each, job, round_number)) for each in self._charged)
+        return [_Charged(*row) for rows in asked for row in rows]
 
     @property
     def datasets(self) -> tuple[str, ...]:
@@ -251,16 +263,15 @@ class Ledger:
         digest = link(self.digests[-1] if self.digests else GENESIS, number, kind, text)
         self._connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (number, kind, text, digest))
         self.digests.append(digest)
-        self._learn(number, record)
+        self._learn(record)
 
-    def _learn(self, number: int, record: Record) -> None:
+    def _learn(self, record: Record) -> None:
         match record:
             case BudgetChange():
                 self._budgets[record.dataset] = Budget(record.epsilon, record.delta)
             case Charge():
                 self.accounts.add(record)
-                charged = self._charges.setdefault((record.job, record.round), {})
-                charged[record.dataset] = _Charged(number, record.plan)
+                self._charged.add(record.dataset)
                 self._number_of_charges += 1
             case WriteOff():
                 self.accounts.write_off(record)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from dataclasses import asdict
+import tracemalloc
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ from ledgers import (
 from agent.audit import open_ledger, verify
 from agent.charges import Budget
 from agent.heads import GENESIS
-from agent.ledger import link
+from agent.ledger import Ledger, create_ledger, link
 from agent.state import AgentState
 from dpagent.errors import StorageError
 
@@ -93,6 +95,31 @@ def test_a_restart_reproduces_what_was_spent_to_the_last_bit(path: Path) -> None
     assert not state.ledger.trusts_of(DATASET, (b"j" * 16).hex(), 3)
     assert not state.ledger.trusts_of("other", (b"j" * 16).hex(), 2)
     state.close()
+
+
+def test_a_charge_stays_in_memory_by_its_hash_alone() -> None:
+    """Before, each was kept with its plan, in half a kB, by an agent that runs for years."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.row_factory = sqlite3.Row
+        create_ledger(connection)
+        ledger = Ledger(connection, lambda records: None)
+        ledger.set_budget(DATASET, BUDGET)
+        charge = charge_for(make_plan(), DATA, ledger)
+
+        def charge_up_to(last: int) -> None:
+            for number in range(ledger.number_of_charges + 1, last + 1):
+                ledger.charge(replace(charge, round=number, job=bytes(16).hex(), plan=f"{number:064x}"))
+
+        charge_up_to(100)
+        tracemalloc.start()
+        try:
+            charge_up_to(600)
+            kept = tracemalloc.get_traced_memory()[0] / 500
+        finally:
+            tracemalloc.stop()
+        assert kept < 160
+        assert ledger.plans_charged(bytes(16).hex(), 17) == {f"{17:064x}"}
+        assert ledger.charges_for([(bytes(16).hex(), 17)]) == [18]
 
 
 def test_a_budget_is_written_down_only_when_it_changes(path: Path) -> None:
