@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from dpagent.storage import disk_errors, overwrite, real_path
+from dpagent.storage import beside, disk_errors, overwrite, real_path
 
 _NAME: Final = "status.json"
 _MEMORY_DIRECTORIES: Final = ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR")
@@ -110,7 +110,7 @@ def _replace(file: Path, data: bytes) -> None:
     there, no room of the disk is needed that was not there before. Whether the file is kept up to date must
     not tell how full the disk is.
     """
-    spare, old = file.with_name(f".{file.name}.new"), file.with_name(f".{file.name}.old")
+    spare, old = beside(file, "new"), beside(file, "old")
     data = data.ljust(_SIZE, b"\n")
     old.unlink(missing_ok=True)  # Of a crash.
     _write_spare(spare, data)

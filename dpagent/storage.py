@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import os
 import stat
 from collections.abc import Iterator
@@ -186,7 +187,7 @@ def write_over_spare(path: Path, data: bytes, *, size: int = 0, mode: int = 0o64
     data = data.ljust(size, b"\n")
     with disk_errors(path):
         path = place_of_file(path)
-        spare, old = _spare_of(path), path.with_name(f".{path.name}.old")
+        spare, old = beside(path, "spare"), beside(path, "old")
         old.unlink(missing_ok=True)  # Of a crash.
         with contextlib.suppress(FileNotFoundError):
             found = spare.lstat()
@@ -213,7 +214,7 @@ def take_room_for(path: Path, size: int, *, mode: int = 0o644) -> None:
     """
     with disk_errors(path):
         place = real_path(path)
-        both = (place, _spare_of(place))
+        both = (place, beside(place, "spare"))
         if all(each.is_file() and each.stat().st_size >= size for each in both):
             return
         data = place.read_bytes() if place.exists() else b""
@@ -221,8 +222,14 @@ def take_room_for(path: Path, size: int, *, mode: int = 0o644) -> None:
         write_over_spare(path, data, size=size, mode=mode)
 
 
-def _spare_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.spare")
+@functools.lru_cache(maxsize=64)
+def beside(path: Path, ending: str) -> Path:
+    """A file beside another, by its name, hidden, and an ending.
+
+    It is kept: a name that comes and goes takes a new place in Python's table of names each time, and once
+    those are used up the table is made anew, maybe twice as large. So a program took 1 MiB more after hours.
+    """
+    return path.with_name(f".{path.name}.{ending}")
 
 
 def _take_place(path: Path, new: Path, *, second_name: Path | None = None) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from dpagent.errors import StorageError
+from dpagent.status_file import StatusPlace
 from dpagent.storage import write_over_spare
 
 
@@ -24,6 +26,17 @@ def test_a_file_changes_places_with_its_spare_and_takes_nothing_new(tmp_path: Pa
         assert {path.stat().st_ino, spare.stat().st_ino} == inodes
         assert path.stat().st_mode & 0o777 == 0o600
     assert sorted(tmp_path.iterdir()) == [spare, path]
+
+
+def test_the_names_of_the_files_beside_it_stay_known(tmp_path: Path) -> None:
+    """Before, each write took new places in Python's table of names, which grew by them."""
+    write_over_spare(tmp_path / f"{tmp_path.name}.head", b"first")
+    StatusPlace(tmp_path, {"RUNTIME_DIRECTORY": str(tmp_path)}).write(b"first")
+    (status,) = (each.name for each in tmp_path.glob("dpagent-*.json"))
+    for name, ending in ((f"{tmp_path.name}.head", "spare"), (f"{tmp_path.name}.head", "old"),
+                         (status, "new"), (status, "old")):  # fmt: skip
+        made = f".{name}.{ending}"
+        assert sys.intern(made) is not made, "there was none, and this one has taken its place"
 
 
 def test_a_directory_without_room_for_a_name_more_takes_no_spare_away(
