@@ -146,18 +146,24 @@ class Ledger:
 
     def __init__(self, connection: sqlite3.Connection, check: Check) -> None:
         self._connection = connection
-        entries = tuple(read_entries(connection))
-        check([entry.record for entry in entries])
         self.accounts = JobAccounts()
         """Reservations and spending of every job."""
-        self.digests = [entry.digest for entry in entries]
-        """The hashes of all entries, in order."""
         self._budgets: dict[str, Budget] = {}
         self._charged: set[str] = set()
         """The accounts that have charges."""
         self._number_of_charges = 0
+        chain = self._read(check)
+        self.digests = [chain[at : at + len(GENESIS)] for at in range(0, len(chain), len(GENESIS))]
+        """The hashes of all entries, in order."""
+
+    def _read(self, check: Check) -> bytes:
+        """Learn all entries; return their hashes, one after the other. Objects of their own among what is
+        read would keep the memory of all of it from the system."""
+        entries = tuple(read_entries(self._connection))
+        check([entry.record for entry in entries])
         for entry in entries:
             self._learn(entry.record)
+        return b"".join(entry.digest for entry in entries)
 
     def set_budget(self, dataset: str, budget: Budget) -> None:
         """Append a lifetime budget, unless it is the one in force. Must run inside a transaction."""

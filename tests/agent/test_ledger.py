@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
 import tracemalloc
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -28,7 +30,24 @@ from agent.charges import Budget
 from agent.heads import GENESIS
 from agent.ledger import Ledger, create_ledger, link
 from agent.state import AgentState
+from dpagent.database_file import transaction
 from dpagent.errors import StorageError
+
+_OPENS = """
+import resource, sqlite3, sys
+from pathlib import Path
+from agent.ledger import Ledger
+
+def taken():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.row_factory = sqlite3.Row
+connection.execute("PRAGMA cache_size = -64")
+before = taken()
+ledger = Ledger(connection, lambda records: None)
+print(taken() - before)
+"""
 
 
 @pytest.mark.parametrize(
@@ -120,6 +139,23 @@ def test_a_charge_stays_in_memory_by_its_hash_alone() -> None:
         assert kept < 160
         assert ledger.plans_charged(bytes(16).hex(), 17) == {f"{17:064x}"}
         assert ledger.charges_for([(bytes(16).hex(), 17)]) == [18]
+
+
+def test_a_ledger_that_is_opened_keeps_little_of_what_it_reads(path: Path, state: AgentState) -> None:
+    """Before, it kept the memory of nearly all of it: 1.6 kB a charge, besides what it knew of each."""
+    number = 3_000
+    with closing(sqlite3.connect(path.with_name("many.db"), isolation_level=None)) as connection:
+        connection.row_factory = sqlite3.Row
+        create_ledger(connection)
+        ledger = Ledger(connection, lambda records: None)
+        charge = charge_for(make_plan(), DATA, state.ledger)
+        with transaction(connection):
+            for each in range(1, number + 1):
+                ledger.charge(replace(charge, round=each, plan=f"{each:064x}"))
+    opened = subprocess.run(
+        [sys.executable, "-c", _OPENS, path.with_name("many.db")], capture_output=True, text=True, check=True
+    )
+    assert int(opened.stdout) < 800 * number
 
 
 def test_a_budget_is_written_down_only_when_it_changes(path: Path) -> None:
