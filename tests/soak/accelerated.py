@@ -8,6 +8,7 @@ fail: ``memory``, ``descriptors``, ``threads`` or ``disk``.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -60,12 +61,27 @@ def plant(leak: str) -> None:
     AgentState.charge = charge_and_leave  # type: ignore[method-assign]
 
 
+def program_of(command: str) -> Callable[[], None]:
+    """The program that a command goes on as: of ``run``, without what has read its options, and with a C
+    library that gives memory back, as :mod:`cli.run` starts it. Its options are those of the soak."""
+    if command != "run":
+        from cli.main import main
+
+        return main
+    from agent.child_programs import LITTLE_MEMORY
+    from cli.agent_program import main as run_agent
+
+    if not LITTLE_MEMORY.items() <= os.environ.items():
+        os.execve(sys.executable, sys.orig_argv, LITTLE_MEMORY | os.environ)
+    sys.argv[1:] = [sys.argv[-1], "info", "text"]
+    return run_agent
+
+
 if __name__ == "__main__":
     factor, leak = sys.argv[1:3]
     del sys.argv[1:3]
-    from cli.main import main
-
+    program = program_of(sys.argv[1])
     accelerate(float(factor))
     if leak != "none":
         plant(leak)
-    main()
+    program()
