@@ -45,6 +45,7 @@ def serve(settings: AgentSettings, stop: threading.Event) -> None:
         longest = wanted.maximum_request_mib << 20
         held.enter_context(SocketServer(path, int(wanted.mode, 8), answers, longest))
         topic = held.enter_context(TopicServer(settings, answers)) if wanted.mqtt is not None else None
+        held.callback(stop.set)  # Whatever ends it, no request waits for a model from then on.
         answers.begin()
         log.info("listening at %s: %s", path, answers.status)
         manager.ready()

@@ -12,6 +12,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 import yaml
 from brokers import Broker, wait_for, wait_until
+from children import PATIENCE_S
 from commands import dpagent
 from exported_models import answers, write_model
 from fleets import Program, agent_values
@@ -26,8 +28,10 @@ from hostile_files import slow_jpeg
 from pictures import encoded, noise, write
 
 import agent.other_brokers
+from agent.latest_model import personal_of
 from agent.serving.answers import Answers, _Process
 from agent.serving.lines import GIVES_WAY
+from agent.serving.server import serve as run_server
 from agent.serving.topic import TopicServer, require_another_broker
 from agent.settings import AgentSettings, load_agent_settings
 from dpagent.errors import ConfigurationError
@@ -303,14 +307,18 @@ def test_a_model_that_comes_after_the_server_is_read_behind_all_other_programs(
     assert GIVES_WAY not in Path(f"/proc/{other}/cmdline").read_text()
 
 
+def with_a_model_that_is_never_ready(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (directory / "never_ready.py").write_text("import sys\nsys.stdin.read()\n")
+    monkeypatch.syspath_prepend(directory)
+    monkeypatch.setattr("agent.serving.answers._PROGRAM", "never_ready")
+
+
 def test_nobody_waits_for_long_for_a_model_that_is_read_behind_all_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where training wants all cores. Before, each request waited for two minutes more than the one before,
     and so did the start, which systemd gives up by then, and the end."""
-    (tmp_path / "never_ready.py").write_text("import sys\nsys.stdin.read()\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("agent.serving.answers._PROGRAM", "never_ready")
+    with_a_model_that_is_never_ready(tmp_path, monkeypatch)
     monkeypatch.setattr("agent.serving.answers._LOAD_S", 0.2)
     monkeypatch.setattr("agent.serving.answers._LOOK_S", 0.1)
     waited: list[float] = []
@@ -547,6 +555,38 @@ def test_a_name_that_leads_to_the_fleets_broker_by_now_ends_the_answers(
         wait_until(lambda: server.failure, "the end of the answers")
     assert isinstance(server.failure, ConfigurationError)
     assert "broker of the fleet" in str(server.failure) or "reveals its records" in str(server.failure)
+
+
+def test_a_request_that_waits_for_a_model_holds_up_no_end(
+    tmp_path: Path, mosquitto: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that failed ended up to two minutes later: somebody waited for a model that was being read."""
+    fleet = mosquitto.values | {"url": mosquitto.values["url"].replace("127.0.0.1", "localhost")}
+    asked_at = {"mqtt": mosquitto.values, "model": "personal", "socket": "ask.sock"}
+    values = agent_values(None, KEY, mqtt=fleet, model={"file": "model.onnx"}, serve=asked_at)
+    (tmp_path / "agent.yaml").write_text(yaml.safe_dump(values))
+    settings = load_agent_settings(tmp_path / "agent.yaml")
+    with_a_model_that_is_never_ready(tmp_path, monkeypatch)
+    personal_of(settings.model_file).write_bytes(b"a model")
+    asked, addresses = threading.Event(), agent.other_brokers._addresses
+
+    def known_late(broker: Any) -> Any:
+        if threading.current_thread().name != "topic":
+            return set()
+        asked.wait(PATIENCE_S)
+        return addresses(broker)
+
+    monkeypatch.setattr(agent.other_brokers, "_addresses", known_late)
+    with ThreadPoolExecutor() as threads:
+        ending = threads.submit(run_server, settings, threading.Event())
+        wait_until((tmp_path / "ask.sock").exists, "the socket")
+        client = Client(tmp_path)
+        client.send(b'{"about": true}\n')
+        time.sleep(0.5)
+        asked.set()
+        with pytest.raises(ConfigurationError, match="reveals its records"):
+            ending.result(PATIENCE_S)
+        client.close()
 
 
 def test_topics_of_fleets_and_patterns_are_refused(tmp_path: Path) -> None:
