@@ -236,18 +236,24 @@ def test_whatever_stands_in_one_place_is_judged_alike(name: str) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", VALUES)
-@settings(max_examples=300, deadline=None)
-@given(data=st.data())
-def test_whatever_stands_in_several_places_is_judged_alike(name: str, data: st.DataObject) -> None:
-    schema, values = VALUES[name]
-    for _ in range(data.draw(st.integers(1, 4))):
-        known = list(places(values))
-        if not known:
-            break
-        place = data.draw(st.sampled_from(known))
-        how = data.draw(st.sampled_from(["replace", "replace", "remove", "add"]))
-        values = changed(values, place, how, data.draw(st.sampled_from(ODD)))
-    _compare(schema, values)
+@pytest.mark.parametrize("examples", [100, pytest.param(300, marks=pytest.mark.slow)])
+def test_whatever_stands_in_several_places_is_judged_alike(name: str, examples: int) -> None:
+    schema, good = VALUES[name]
+
+    @settings(max_examples=examples, deadline=None)
+    @given(data=st.data())
+    def holds(data: st.DataObject) -> None:
+        values = good
+        for _ in range(data.draw(st.integers(1, 4))):
+            known = list(places(values))
+            if not known:
+                break
+            place = data.draw(st.sampled_from(known))
+            how = data.draw(st.sampled_from(["replace", "replace", "remove", "add"]))
+            values = changed(values, place, how, data.draw(st.sampled_from(ODD)))
+        _compare(schema, values)
+
+    holds()
 
 
 def _compare(schema: type[Schema], values: dict[str, Any]) -> bool:

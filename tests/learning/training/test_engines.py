@@ -62,25 +62,31 @@ def test_gradients_of_built_in_models_along_random_directions(name: str, model: 
         assert gradient @ direction == pytest.approx((above - below) / 2e-6, rel=1e-4)
 
 
-@settings(max_examples=25)
-@given(spec=architectures(), seed=st.integers(0, 1000))
-def test_any_architecture_is_differentiated_and_clipped(name: str, spec: ModelSpec, seed: int) -> None:
-    weights, inputs, labels = records(spec, 3, seed)
-    subject = ENGINES[name](spec, microbatch=2)
-    gradient = subject.clipped_sum(weights, inputs, labels, [HUGE]).total
-    exact = weights.astype(np.float64)
-    direction = np.random.default_rng(seed).normal(0, 1, len(weights)) / np.sqrt(len(weights))
-    slopes = [
-        sum(loss_of(spec, exact + h * direction, x, y) for x, y in zip(inputs, labels, strict=True))
-        for h in (-1e-7, 1e-7)
-    ]
-    assert gradient @ direction == pytest.approx((slopes[1] - slopes[0]) / 2e-7, rel=1e-3, abs=1e-4)
-    gradients = singly(subject, weights, inputs, labels)
-    norms = np.linalg.norm(gradients, axis=1)
-    clip_norm = float(np.median(norms)) + 1e-6
-    expected = (gradients * np.minimum(1, clip_norm / np.maximum(norms, 1e-30))[:, np.newaxis]).sum(axis=0)
-    close(subject.clipped_sum(weights, inputs, labels, [clip_norm]).total, expected)
-    assert subject.is_batch_invariant(seed)
+@pytest.mark.parametrize("examples", [10, pytest.param(25, marks=pytest.mark.slow)])
+def test_any_architecture_is_differentiated_and_clipped(name: str, examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(spec=architectures(), seed=st.integers(0, 1000))
+    def holds(spec: ModelSpec, seed: int) -> None:
+        weights, inputs, labels = records(spec, 3, seed)
+        subject = ENGINES[name](spec, microbatch=2)
+        gradient = subject.clipped_sum(weights, inputs, labels, [HUGE]).total
+        exact = weights.astype(np.float64)
+        direction = np.random.default_rng(seed).normal(0, 1, len(weights)) / np.sqrt(len(weights))
+        slopes = [
+            sum(loss_of(spec, exact + h * direction, x, y) for x, y in zip(inputs, labels, strict=True))
+            for h in (-1e-7, 1e-7)
+        ]
+        assert gradient @ direction == pytest.approx((slopes[1] - slopes[0]) / 2e-7, rel=1e-3, abs=1e-4)
+        gradients = singly(subject, weights, inputs, labels)
+        norms = np.linalg.norm(gradients, axis=1)
+        clip_norm = float(np.median(norms)) + 1e-6
+        expected = (gradients * np.minimum(1, clip_norm / np.maximum(norms, 1e-30))[:, np.newaxis]).sum(
+            axis=0
+        )
+        close(subject.clipped_sum(weights, inputs, labels, [clip_norm]).total, expected)
+        assert subject.is_batch_invariant(seed)
+
+    holds()
 
 
 @pytest.mark.parametrize("spec", [*SPECS[:7], built_in("digits"), built_in("sensor-cnn")], ids=ident)
