@@ -105,6 +105,8 @@ def test_as_many_processes_are_taken_as_pay(
 def test_no_more_processes_are_taken_than_fit_into_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """What each takes depends on what this process has in memory: some 28, 43 and 63 MiB for this model."""
     monkeypatch.setattr(calibration._Lot, "seconds", _as_if_more_paid(calibration._Lot.seconds))
+    # The rest of a trial, and two thirds of its time: other tests have it.
+    monkeypatch.setattr(NumpyEngine, "is_batch_invariant", lambda self, seed=None: True)
     before, reasons = children(), set()
 
     def chosen(limit: int | None, processes: int = 3) -> int:
