@@ -231,11 +231,12 @@ def test_daemons_keep_trying_and_stop_when_told(
     [
         (["-m", "cli.main"], []),
         ([str(Path(sys.executable).with_name("dpagent"))], ["-P"]),
-        (["-P", "-m", "cli.main"], ["-P"]),
-        (["-W", "error::EncodingWarning", "-m", "cli.main"], ["-Werror::EncodingWarning"]),
-        (["-X", "dev", "-P", "-m", "cli.main"], ["-P", "-X", "dev"]),
+        (
+            ["-W", "error::EncodingWarning", "-X", "dev", "-P", "-m", "cli.main"],
+            ["-P", "-Werror::EncodingWarning", "-X", "dev"],
+        ),
     ],
-    ids=["module", "script", "safe", "warnings", "development"],
+    ids=["module", "script", "options"],
 )
 @pytest.mark.usefixtures("executed")
 def test_an_agent_goes_on_as_a_program_without_what_reads_options(
