@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from fleets import make_plan, records
 
-from agent.admission import admit
+from agent.admission import JobPrices, admit
 from agent.audit import audit, verify
 from agent.charges import Budget, Charge, WriteOff
 from agent.custody import begin_ledger, go_on_after_restore, raise_budget
@@ -36,6 +36,8 @@ DATA = records(20)
 AT = datetime(2026, 11, 22, 12, tzinfo=UTC)
 BUDGET = Budget(epsilon=50.0, delta=1e-3)
 LIMITS = LimitSettings(minimum_compute_slot_s=0.05, minimum_jitter_window_s=0.0, minimum_fragments=1)
+_PRICES = JobPrices()
+"""Of the last jobs that were priced here: most tests charge rounds of the same."""
 
 
 def files_of(path: Path) -> LedgerFiles:
@@ -85,7 +87,7 @@ def put_copy_back(copy: Path, path: Path) -> None:
 def charge_for(plan: Plan, data: Dataset, ledger: Ledger, dataset: str = DATASET, **changes: Any) -> Charge:
     """What the daemon charges for a round that the device accepts."""
     task = RoundTask.of(plan)
-    (price,) = admit(task, data, ledger.books, dataset, LIMITS, now=0.0)
+    (price,) = admit(task, data, ledger.books, dataset, LIMITS, now=0.0, known=_PRICES)
     return replace(charge_of(task, price, charged_at="2026-11-20T00:00:00+00:00"), **changes)
 
 
