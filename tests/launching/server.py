@@ -1,8 +1,8 @@
 """Forks programs, and workers of pytest, for :mod:`launching.starts`.
 
-Three processes do, each a fork of the one before: the first has imported the programs of boards, the second
-all programs, and the third has collected the tests, whose modules the workers find in memory. Each has one
-thread.
+Five processes do, each a fork of the one before: the first has imported what agents start, the second agents,
+the third coordinators and brokers, the fourth all programs, and the fifth has collected the tests, whose
+modules the workers find in memory. Each has one thread. The more memory it has, the longer a fork takes.
 
 Each connection asks for one start (:class:`launching.starts.Start`, as JSON, with the descriptors of the
 program), and gets the id of the process, and at its end the status as of ``waitpid``. A program runs as
@@ -43,6 +43,7 @@ from launching.starts import (
     MOST_DESCRIPTORS,
     NUMBER,
     OF_BOARDS,
+    OF_SERVERS,
     PROGRAMS,
     Fault,
     Start,
@@ -54,16 +55,22 @@ _LATER_ON_BOARDS: Final = (
     "encodings.cp437", "importlib.metadata", "numpy.random", "onnxruntime",
 )  # fmt: skip
 """What the programs of boards import when they first need it; what is missing, they do without, or say so."""
-_LATER: Final = (
-    "agent.daemon", "agent.other_brokers", "agent.overview", "cli.agent_program", "coordinator.daemon",
-    "coordinator.worker", "mixer.daemon", "simulation.fleet", "coordinator.database.postgresql",
-    "dpagent.learning.inference.export.model", "dpagent.learning.inference.onnx_evaluator",
-    "dpagent.learning.training.onnx_graph.build", "sklearn.datasets", "matplotlib.figure",
-    "matplotlib.backends.backend_svg", "matplotlib.backends.backend_agg", "amqtt.broker",
-    "amqtt.plugins.authentication", "argon2", "pwdlib.hashers.argon2",
+_OF_AGENTS: Final = (
+    "cli.main", "cli.run", "agent.daemon", "agent.other_brokers", "agent.overview", "cli.agent_program",
     "cryptography.hazmat.backends.openssl.backend", "encodings.idna", "firmware_profiles",
     "importlib.readers", "pydantic.plugin._loader", "typer._adapters", "typer._click.decorators",
-    "typer.rich_utils",
+)  # fmt: skip
+"""What ``dpagent run`` does."""
+_OF_SERVERS: Final = (
+    *OF_SERVERS, "cli.coordinator", "cli.mixer", "coordinator.daemon", "coordinator.worker", "mixer.daemon",
+    "coordinator.database.postgresql", "dpagent.learning.inference.export.model",
+    "dpagent.learning.inference.onnx_evaluator", "dpagent.learning.training.onnx_graph.build",
+    "amqtt.broker", "amqtt.plugins.authentication", "argon2", "pwdlib.hashers.argon2", "typer.rich_utils",
+)  # fmt: skip
+"""What coordinators, mixers and brokers do."""
+_LATER: Final = (
+    "simulation.fleet", "sklearn.datasets", "matplotlib.figure", "matplotlib.backends.backend_svg",
+    "matplotlib.backends.backend_agg",
 )  # fmt: skip
 """What all others do."""
 _HIGH: Final = 900
@@ -306,7 +313,7 @@ def main(address: str, arguments: str, *rest: str) -> None:
     gc.disable()  # What is imported stays; to look for what does not takes a quarter of the time.
     use(address)
     import_all([*OF_BOARDS, *_LATER_ON_BOARDS])
-    followers: list[Callable[[], None]] = [_import_programs]
+    followers: list[Callable[[], None]] = [_import_agents, _import_servers, _import_programs]
     if arguments:
         followers.append(lambda: collect(json.loads(arguments)))
     for prepare in followers:
@@ -317,11 +324,19 @@ def main(address: str, arguments: str, *rest: str) -> None:
     serve(listeners, None)
 
 
+def _import_agents() -> None:
+    import_all(_OF_AGENTS)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # `cli.main` has taken it.
+
+
+def _import_servers() -> None:
+    import_all(_OF_SERVERS)
+
+
 def _import_programs() -> None:
     from cli.main import _Root
 
     import_all([*PROGRAMS, *(place.partition(":")[0] for place in _Root.places.values()), *_LATER])
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # `cli.main` has taken it.
 
 
 def serve(listeners: list[socket.socket], follower: int | None) -> NoReturn:

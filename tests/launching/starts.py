@@ -33,14 +33,18 @@ from typing import Any, Final, Literal, TypedDict, get_args
 
 from execnet.gateway_io import popen_bootstrapline
 
-OF_BOARDS: Final = ("agent.decoding", "agent.worker_program", "agent.serving.program")
+OF_BOARDS: Final = (
+    "agent.decoding", "agent.worker_program", "agent.serving.program", "agent.model_keeping",
+    "agent.opening_program", "agent.pricing_program",
+)  # fmt: skip
 """Modules that run as programs, often, and need little: the less the process has that forks, the sooner."""
+OF_SERVERS: Final = ("coordinator.model_program", "simulation.programs.embedded_broker")
+"""Those of the fleet's other side."""
 PROGRAMS: Final = (
-    *OF_BOARDS, "agent.model_keeping", "agent.opening_program", "agent.pricing_program", "cli.main",
-    "coordinator.model_program", "simulation.programs.baseline", "simulation.programs.embedded_broker",
+    *OF_BOARDS, *OF_SERVERS, "cli.main", "simulation.programs.baseline",
 )  # fmt: skip
 """All of them."""
-Kind = Literal["boards", "programs", "workers"]
+Kind = Literal["boards", "agents", "servers", "programs", "workers"]
 KINDS: Final = get_args(Kind)
 """Of forks, each of a process that has imported what they need."""
 MOST_BYTES: Final = 1 << 20
@@ -335,6 +339,10 @@ def _log(address: str) -> Path:
 def _kind_of(start: Start) -> Kind:
     if start["module"] in OF_BOARDS:
         return "boards"
+    if start["module"] == "cli.main" and start["arguments"][:1] == ["run"]:
+        return "agents"
+    if start["module"] in OF_SERVERS or start["arguments"][:1] in (["coordinator"], ["mixer"]):
+        return "servers"
     return "programs" if start["module"] else "workers"
 
 
