@@ -35,7 +35,7 @@ import struct
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import chain
 from typing import Any, Final
 
@@ -167,31 +167,19 @@ class ParallelEngine:
         """The sums of this process and of the others, in that order."""
         work, taken = self._work, bytearray()
         microbatches = range(-(-len(labels) // self.microbatch))
-        with self._no_answer_left():
-            question = work.offered(inputs, labels, clip_norms, microbatches[self.processes :])
-            asked = [fork for fork in self._forks[: len(microbatches[1:])] if fork.ask(question)]
+        question = work.offered(inputs, labels, clip_norms, microbatches[self.processes :])
+        asked = [fork for fork in self._forks[: len(microbatches[1:])] if fork.ask(question)]
         mine = _noted(chain(microbatches[:1], work.queue.taken()), taken)
         try:
             found = [self._engine.clipped_sum(weights, inputs, labels, clip_norms, mine)]
-        finally:
-            with self._no_answer_left():
-                answers = [fork.answer(len(clip_norms)) for fork in asked]
+        finally:  # A process that has answered can be asked again.
+            answers = [fork.answer(len(clip_norms)) for fork in asked]
         for numbers, part in filter(None, answers):
             taken += numbers
             found.append(part)
         if left := sorted(set(microbatches).difference(taken)):
             found.append(self._engine.clipped_sum(weights, inputs, labels, clip_norms, left))
         return found
-
-    @contextmanager
-    def _no_answer_left(self) -> Iterator[None]:
-        """End the other processes if anything fails, whatever it is: the next question would get the answer
-        to this one."""
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
 
 
 class _Work:
@@ -241,6 +229,8 @@ class _Fork:
         self._within = _shared((_LONGEST // 8,), np.int64)
         self._excluded = _shared((1,), np.int64)
         self.is_over, self.spent_s = False, 0.0
+        self._owes = False
+        """An answer, which the next question would get: nobody has taken it, if anything failed."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             kept = theirs.fileno(), work.queue.descriptor
@@ -253,8 +243,10 @@ class _Fork:
         self._ended = weakref.finalize(self, end, self.process, ours)
 
     def is_there(self) -> bool:
-        """Whether the process has not ended; between an answer and the next question."""
-        if not self.is_over:
+        """Whether the process can be asked: it has not ended, and owes no answer."""
+        if self._owes:
+            self.end()
+        elif not self.is_over:
             try:
                 if not self._socket.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK):
                     self.end()
@@ -265,8 +257,12 @@ class _Fork:
         return not self.is_over
 
     def ask(self, question: bytes) -> bool:
-        """Have the process take a part of the work; False if it has ended."""
-        if not self.is_over:
+        """Have the process take a part of the work; False if it has ended, as one does now that owes an
+        answer."""
+        if self._owes:
+            self.end()
+        elif not self.is_over:
+            self._owes = True
             try:
                 self._socket.send(question)
             except OSError:
@@ -291,6 +287,7 @@ class _Fork:
             self.end()
             return None
         is_computed, self.spent_s = _ANSWER.unpack_from(message)
+        self._owes = False
         if not is_computed:
             return None
         return message[_ANSWER.size :], ClippedSum(self._total, self._within[:groups], int(self._excluded[0]))
