@@ -60,6 +60,9 @@ as the others are then (a pause of training), counts as one of them at most."""
 _ANSWER: Final = struct.Struct("<?d")
 """Whether all is computed that was taken, and the processor time that the process has spent, in seconds. The
 numbers of the microbatches follow, a byte each."""
+_MICROBATCHES: Final = 4
+"""As long as so many take, an answer is waited for. No process has more than one left to compute then, since
+there are none to take any more; but that may be all that it had time for in a trial, which takes as long."""
 _WATCH_S: Final = 0.001
 """A message is looked for so long before its reader sleeps: to be woken takes a tenth of a millisecond, and a
 batch of a small model two."""
@@ -173,6 +176,7 @@ class ParallelEngine:
         try:
             found = [self._engine.clipped_sum(weights, inputs, labels, clip_norms, mine)]
         finally:  # A process that has answered can be asked again.
+            work.queue.fill(range(0))  # Where this one fails, none begins another microbatch.
             answers = [fork.answer(len(clip_norms)) for fork in asked]
         for numbers, part in filter(None, answers):
             taken += numbers
@@ -223,7 +227,7 @@ class _Fork:
     def __init__(self, engine: SingleEngine, work: _Work, number: int, microbatch_s: float) -> None:
         self._number = number
         """Of the microbatch that is its own in any case."""
-        self._pieces = math.ceil(AT_ONCE * microbatch_s / _PIECE_S)
+        self._pieces = math.ceil(_MICROBATCHES * microbatch_s / _PIECE_S)
         """That its answer is waited for."""
         self._total = _shared(work.weights.shape, np.float64)
         self._within = _shared((_LONGEST // 8,), np.int64)

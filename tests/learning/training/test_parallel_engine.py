@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import socket
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from learning.engines import onnx_engine
 from learning.small_models import records
 
-from dpagent.errors import ParameterError
+from dpagent.errors import DataError, ParameterError
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.training.engine import ClippedSum, Engine
 from dpagent.learning.training.lots import AT_ONCE
@@ -169,7 +170,7 @@ def test_where_a_process_stands_still_for_good_the_sum_is_the_same(caplog: pytes
     finally:
         engine.close()
     (said,) = caplog.messages
-    assert f"process {engine.forks[0]} of training has not answered" in said
+    assert f"process {engine.forks[0]} of training has not answered for 2 s" in said, "four microbatches"
 
 
 def test_a_share_that_fails_elsewhere_is_computed_here() -> None:
@@ -220,6 +221,34 @@ def test_what_fails_here_leaves_no_answer_for_the_next_question(three: ParallelE
         three.clipped_sum(weights, inputs, labels, [-1.0])
     expected = single().clipped_sum(weights, inputs, labels, [0.5])
     assert_alike(three.clipped_sum(weights, inputs, labels, [0.5]), expected)
+
+
+class FailsHere(NumpyEngine):
+    """Fails at its first microbatch in the process that it was made in; others take their time."""
+
+    def __init__(self) -> None:
+        super().__init__(DIGITS, microbatch=MICROBATCH, products="stacked")
+        self._home, self.elsewhere = os.getpid(), mmap.mmap(-1, 1)
+
+    def clipped_sum(self, *arguments: Any) -> ClippedSum:
+        for _ in arguments[-1]:
+            if os.getpid() == self._home:
+                raise DataError("here")
+            time.sleep(0.2)
+            self.elsewhere[0] += 1
+        return super().clipped_sum(*arguments[:-1], [])
+
+
+def test_where_this_process_fails_the_others_begin_no_further_microbatch() -> None:
+    """They computed the whole batch for nothing, for which a trial of each record alone had to wait."""
+    engine = FailsHere()
+    two = ParallelEngine(engine, 2)
+    weights, inputs, labels = records(DIGITS, AT_ONCE * MICROBATCH)
+    with pytest.raises(DataError, match="here"):
+        two.clipped_sum(weights, inputs, labels, [0.5])
+    assert engine.elsewhere[0] < AT_ONCE - 1
+    assert two.is_whole
+    two.close()
 
 
 def test_the_processes_end_with_the_engine_and_keep_no_connection_open() -> None:
