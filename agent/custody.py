@@ -59,17 +59,9 @@ def begin_ledger(files: LedgerFiles, budgets: Mapping[str, Budget]) -> None:
         LedgerError: There is one, or its second head.
         StateInUseError, StorageError: It cannot be written.
     """
-    if read_second_head(files.second_head) is not None:
-        advice = (
-            "It is there: `dpagent budget show` has it, and `raise` makes its budget larger."
-            if files.database.exists()
-            else "If the state directory was deleted or lost, run `dpagent budget restored`."
-        )
-        raise LedgerError(
-            f"{files.second_head} knows a ledger of {files.state_dir} already: a new one would spend its "
-            f"budget again. {advice}"
-        )
+    _require_no_second_head(files)
     with _opened(files) as state:
+        _require_no_second_head(files)
         reserved = [state.ledger.accounts.reserved(name) for name in state.ledger.datasets]
         if any(each != Budget(0.0, 0.0) for each in reserved):
             raise no_second_head(files)
@@ -78,6 +70,20 @@ def begin_ledger(files: LedgerFiles, budgets: Mapping[str, Budget]) -> None:
             for name, budget in budgets.items():
                 state.ledger.set_budget(name, budget)
         state.save_heads()
+
+
+def _require_no_second_head(files: LedgerFiles) -> None:
+    if read_second_head(files.second_head) is None:
+        return
+    advice = (
+        "It is there: `dpagent budget show` has it, and `raise` makes its budget larger."
+        if files.database.exists()
+        else "If the state directory was deleted or lost, run `dpagent budget restored`."
+    )
+    raise LedgerError(
+        f"{files.second_head} knows a ledger of {files.state_dir} already: a new one would spend its "
+        f"budget again. {advice}"
+    )
 
 
 def raise_budget(files: LedgerFiles, budgets: Mapping[str, Budget]) -> dict[str, Budget | None]:
@@ -96,6 +102,9 @@ def raise_budget(files: LedgerFiles, budgets: Mapping[str, Budget]) -> dict[str,
     if second is None:
         raise no_second_head(files)
     with _opened(files) as state:
+        second = read_second_head(files.second_head)
+        if second is None:
+            raise no_second_head(files)
         require_head(state.ledger.digests, read_head(files.head), files.head)
         state.require_kept(second)
         before = {
@@ -213,13 +222,9 @@ def go_on_after_restore(
             verify.
         StateInUseError, StorageError: It cannot be written.
     """
-    second = read_second_head(files.second_head)
-    if second is None and not write_off_all:
-        raise LedgerError(
-            f"{files.second_head}, the second head of the ledger, is missing: nothing shows which entries "
-            f"are. Put it there, from the disk or the board that it was on. {LOST}"
-        )
+    _second_head_of(files, write_off_all=write_off_all)
     with _opened(files) as state:
+        second = _second_head_of(files, write_off_all=write_off_all)
         if not write_off_all and second is not None:
             _require_newest(second, files, state.ledger)
             if state.keeps(second):
@@ -240,6 +245,16 @@ def go_on_after_restore(
             state.probes.withdraw()
         state.save_heads()
     return lost
+
+
+def _second_head_of(files: LedgerFiles, *, write_off_all: bool) -> SecondHead | None:
+    second = read_second_head(files.second_head)
+    if second is None and not write_off_all:
+        raise LedgerError(
+            f"{files.second_head}, the second head of the ledger, is missing: nothing shows which entries "
+            f"are. Put it there, from the disk or the board that it was on. {LOST}"
+        )
+    return second
 
 
 def _require_newest(second: SecondHead, files: LedgerFiles, ledger: Ledger) -> None:
@@ -331,9 +346,11 @@ def _up_to(before: float, after: float) -> float:
 
 @contextmanager
 def _opened(files: LedgerFiles) -> Iterator[StateDatabase]:
+    """The state, and its second head, which no agent with a copy of the directory writes meanwhile."""
     state = StateDatabase(files, check=replay)
     try:
-        yield state
+        with state.holding_second_head():
+            yield state
     finally:
         state.close()
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from agent.heads import LedgerFiles, SecondHead, require_kept, save_head
+from agent.heads import HeadLock, LedgerFiles, SecondHead, require_kept, save_head
 from agent.ledger import Check, Ledger, create_ledger
 from agent.ledger_room import LedgerRoom, TakenRoom, put_log_back
 from agent.pricing import replay_apart
@@ -100,6 +100,8 @@ class StateDatabase:
         self._noted_at = 0.0
         with ExitStack() as if_it_fails, ledger_errors(self.file):
             if_it_fails.callback(self._directory.close)
+            self._head_lock = HeadLock(files.second_head)
+            if_it_fails.callback(self._head_lock.close)
             if_it_fails.callback(self._close_room)
             kept = put_log_back(self.file)
             self.connection = open_database(
@@ -144,6 +146,7 @@ class StateDatabase:
             self.write_notes()
         self.connection.close()
         self._close_room()
+        self._head_lock.close()
         self._directory.close()
 
     def _close_room(self) -> None:
@@ -239,6 +242,14 @@ class StateDatabase:
         save_head(self.files.head, self.ledger.head)
         self.save_second_head()
         self._heads_are_current = True
+
+    def holding_second_head(self) -> AbstractContextManager[None]:
+        """No other program writes the second head inside: what was read of it is so until it is written.
+
+        Raises:
+            StorageError: Another program holds it.
+        """
+        return self._head_lock.held()
 
     def save_second_head(self) -> None:
         """Write the second head alone, where the chain is as it was.

@@ -15,14 +15,20 @@ leaves: a directory that was copied in between, and put back, does not get a sec
 
 A running agent reads the second head before it writes it: one whose state directory was copied, and whose
 copy another agent runs, finds that its chain does not reach the other's entry, and ends before it reads a
-record.
+record. From the reading to the writing it holds a lock (:class:`HeadLock`), and so does a command of the
+owner's: else what another program writes in between would be written over, and what it has charged forgotten.
 
 The second head is as trustworthy as its place. Nothing here stops an owner who writes both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -33,10 +39,16 @@ from dpagent.schema.base import read_json
 from dpagent.schema.json_values import json_of
 from dpagent.schema.limits import Limits
 from dpagent.schema.problems import SchemaError
-from dpagent.storage import disk_errors, real_path, write_over_spare
+from dpagent.storage import disk_errors, place_of_file, real_path, write_over_spare
 
 GENESIS: Final = bytes(32)
 """Stands before the first entry of a chain."""
+_HELD_S: Final = 10.0
+"""A lock that another program holds for so long is not waited for any longer."""
+_TRY_S: Final = 0.02
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""What a file system says that knows no locks."""
 
 _Amount = Annotated[float, Limits(ge=0)]
 
@@ -99,6 +111,78 @@ class SecondHead(Head):
     def knows_as_sent(self, repeatable: Collection[int]) -> bool:
         """Whether one of these charges, which a state directory would run again, has left already."""
         return any(number <= self.entries and number not in self.unsent for number in repeatable)
+
+
+class HeadLock:
+    """A lock for a second head: a file beside it, ``.NAME.lock``. State directories that were copied share
+    it, as they share the second head, where their own locks are two.
+
+    Where the file cannot be made for want of room, or the file system knows no locks, nothing is locked: an
+    agent that has its books goes on.
+
+    Args:
+        second_head: the file.
+
+    Raises:
+        StorageError: Nothing can be written there.
+    """
+
+    def __init__(self, second_head: Path) -> None:
+        self._path, self._depth = second_head, 0
+        self._descriptor: int | None = None
+        place = place_of_file(second_head)
+        with disk_errors(second_head):
+            try:
+                self._descriptor = os.open(
+                    place.with_name(f".{place.name}.lock"),
+                    os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
+                    0o600,
+                )
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold it, also where it is held here already.
+
+        Raises:
+            StorageError: Another program holds it.
+        """
+        if self._depth == 0:
+            self._take()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0 and self._descriptor is not None:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Let go of it for good; once is enough."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _take(self) -> None:
+        until = time.monotonic() + _HELD_S
+        while self._descriptor is not None:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise StorageError(
+                        f"{self._path} is held by another program, which works with another copy of this "
+                        "state directory. Stop that program first."
+                    ) from None
+                time.sleep(_TRY_S)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                return
+            else:
+                return
 
 
 def read_head(file: Path) -> Head | None:

@@ -91,9 +91,13 @@ class AgentState(StateDatabase):
             LedgerError: It is not the one that this agent wrote.
             StorageError: It cannot be written.
         """
+        with self.holding_second_head():
+            self._require_second_head()
+            super().save_second_head()
+
+    def _require_second_head(self) -> None:
         if (second := read_second_head(self.files.second_head)) is not None:
             self.require_kept(second)
-        super().save_second_head()
 
     def round(self, job: str, number: int) -> KnownRound | None:
         """A round on record, or None."""
@@ -154,11 +158,12 @@ class AgentState(StateDatabase):
 
     def give_up(self, job: str, number: int, now: float, dummies: Iterable[SpooledFragment]) -> None:
         """The device runs a charged round no more, of which nothing has left; dummies leave in its place."""
-        with self.written():
-            self.rounds.move(job, number, RoundState.EXPIRED, now)
-            self._put(job, number, dummies)
-        # From here on, an older copy of the state may not run the round.
-        self.save_second_head()
+        with self.holding_second_head():
+            with self.written():
+                self.rounds.move(job, number, RoundState.EXPIRED, now)
+                self._put(job, number, dummies)
+            # From here on, an older copy of the state may not run the round.
+            self.save_second_head()
 
     def charge(self, charges: Sequence[Charge], now: float) -> None:
         """Charge for a round. Only then may a record be read for it.
@@ -207,16 +212,17 @@ class AgentState(StateDatabase):
         reason: str | None,
     ) -> None:  # fmt: skip
         faults.reached(FaultPoint.AGENT_TRAINED)
-        if (second := read_second_head(self.files.second_head)) is not None:
-            self.require_kept(second)
-        with self.written():
-            self._put(job, number, fragments)
-            self.rounds.move(job, number, state, now, reason)
-            self.tokens.spend(bytes.fromhex(job), number)
-            faults.reached(FaultPoint.AGENT_SPOOL_WRITTEN)
-        faults.reached(FaultPoint.AGENT_SPOOLED)
-        # From here on, an older copy of the state may not run the round again.
-        self.save_second_head()
+        # To the end: two agents with copies would else both find that nothing has left, and both send.
+        with self.holding_second_head():
+            self._require_second_head()
+            with self.written():
+                self._put(job, number, fragments)
+                self.rounds.move(job, number, state, now, reason)
+                self.tokens.spend(bytes.fromhex(job), number)
+                faults.reached(FaultPoint.AGENT_SPOOL_WRITTEN)
+            faults.reached(FaultPoint.AGENT_SPOOLED)
+            # From here on, an older copy of the state may not run the round again.
+            self.save_second_head()
 
     def has_probes(self, job: str, number: int) -> bool:
         """See :meth:`Probes.are_there`."""

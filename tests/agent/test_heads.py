@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -25,13 +25,16 @@ from ledgers import (
     restore,
 )
 
+from agent import custody, heads
 from agent.audit import verify
-from agent.charges import Budget, Charge
+from agent.charges import Budget, Charge, Record
 from agent.custody import begin_ledger, raise_budget
 from agent.heads import LedgerFiles, read_second_head
 from agent.replay import replay
 from agent.state import AgentState, BudgetRaisedError
+from dpagent import faults
 from dpagent.errors import ExitCode, LedgerError, StorageError
+from dpagent.faults import FaultPoint
 
 JOB = (b"j" * 16).hex()
 
@@ -204,6 +207,69 @@ def test_a_second_agent_cannot_have_a_round_count_as_unsent_again(path: Path) ->
         known = read_second_head(second.files.second_head)
         assert known is not None
         assert known.unsent == ()
+
+
+@pytest.mark.parametrize("command", ["raise", "restored"])
+def test_what_a_copy_charges_while_a_command_checks_the_ledger_is_not_written_over(
+    path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Which takes seconds: the second head that was read before that would forget it."""
+    with closing(open_state(path)) as first:
+        charge_rounds(first, 1)
+        older = copied(path, "older")
+        charge_rounds(first, 2)
+        copied(path, "copy")
+    files = files_of(path)
+    with closing(
+        AgentState(LedgerFiles(path.parent / "copy", files.second_head), {DATASET: BUDGET}, check=replay)
+    ) as second:
+
+        def charged_meanwhile(records: Sequence[Record]) -> object:
+            charge_rounds(second, 1, job=b"k" * 16)
+            return replay(records)
+
+        monkeypatch.setattr(custody, "replay", charged_meanwhile)
+        if command == "raise":
+            with pytest.raises(LedgerError, match="Entries are missing"):
+                raise_budget(files, {DATASET: Budget(60.0, BUDGET.delta)})
+        else:
+            put_copy_back(older, path)
+            restore(path)
+        known = read_second_head(files.second_head)
+        assert known is not None
+        spent = second.ledger.accounts.reserved(DATASET)
+        assert known.datasets[DATASET].epsilon_reserved >= spent.epsilon
+
+
+def test_two_agents_do_not_both_find_that_nothing_has_left(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one waits until the other has spooled the round, and said so in the second head."""
+    monkeypatch.setattr(heads, "_HELD_S", 0.0)
+    with closing(open_state(path)) as first:
+        charge = charge_for(make_plan(), DATA, first.ledger)
+        first.offer(charge.job, charge.round, bytes(32), 0.0)
+        first.charge([charge], 0.0)
+        copied(path, "copy")
+        files = LedgerFiles(path.parent / "copy", files_of(path).second_head)
+        with closing(AgentState(files, {DATASET: BUDGET}, check=replay)) as second:
+
+            def spool_too() -> None:
+                second.spool_round(charge.job, charge.round, [], 0.0, None)
+
+            waited_for = {FaultPoint.AGENT_SPOOL_WRITTEN}
+
+            def reached(point: FaultPoint) -> None:
+                if point in waited_for:
+                    waited_for.remove(point)
+                    with pytest.raises(StorageError, match="held by another program"):
+                        spool_too()
+
+            monkeypatch.setattr(faults, "reached", reached)
+            first.spool_round(charge.job, charge.round, [], 0.0, None)
+            with pytest.raises(LedgerError, match="has left already"):
+                spool_too()
+            assert second.rounds.charged() == {(charge.job, charge.round)}, "and nothing is spooled"
 
 
 def test_a_second_head_that_cannot_be_written_stops_the_device_before_a_record_is_read(path: Path) -> None:
