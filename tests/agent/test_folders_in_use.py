@@ -15,15 +15,18 @@ from row_boards import contents, expected, named, pictures, rows_of, table, tabl
 
 from agent import decoding
 from dpagent.learning.data import format as formats
-from dpagent.learning.data import glance, stored
+from dpagent.learning.data import glance, stamp, stored
 from dpagent.learning.data.formats.tables import format as tables_format
 from dpagent.learning.data.formats.tables import rows as tables_rows
 from dpagent.learning.data.opening import list_declared
 
 
-def test_a_last_row_without_an_end_stays_where_it_is_known(tmp_path: Path) -> None:
+def test_a_last_row_without_an_end_stays_where_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was left out of a file written a moment ago, also one that had been there before: one row more at
     the front took it along."""
+    monkeypatch.setattr(stamp, "REST_S", 0.0)
     board = tables(tmp_path, max_records=20)
 
     def put(*values: int) -> None:
@@ -35,9 +38,10 @@ def test_a_last_row_without_an_end_stays_where_it_is_known(tmp_path: Path) -> No
     put(9, 1, 2, 3)
     assert values_in(board.look()) == [1, 2, 3, 9]
     put(9, 1, 2, 3, 4)
-    assert values_in(board.look()) == [1, 2, 3, 9], "4 may still become 42"
-    aged(board.root / "1.csv", 60)
-    assert values_in(board.look()) == [1, 2, 3, 4, 9]
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", lambda _seconds: put(9, 1, 2, 3, 42))
+        assert values_in(board.look()) == [1, 2, 3, 9], "4 becomes 42 while it is watched"
+    assert values_in(board.look()) == [1, 2, 3, 9, 42]
 
 
 ROWS = [*range(100, 160)]
@@ -130,6 +134,22 @@ def test_a_clock_that_is_set_back_takes_no_picture_along(
     real = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: real() - int(back_s * 1e9))
     assert contents(board.look()) == expected(0, 1, 2, 4), "also one of a time that is to come"
+
+
+def test_a_clock_that_is_set_to_when_pictures_were_copied_has_none_decoded_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the first start. All passed for young, and the next look took as many as are new at most: there, one
+    picture more keeps another out."""
+    monkeypatch.setattr(stamp, "REST_S", 0.0)
+    monkeypatch.setattr(decoding, "LOOK_S", 40.0)
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(*range(6)))
+    changed = (board.root / named(0)[0]).stat().st_mtime_ns
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: changed + 10**9)
+        board.look(at_once=True)
+    assert {*contents(board.look())} == {*expected(*range(6))}
 
 
 def test_a_young_picture_waits_and_one_that_was_known_stays(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from row_boards import Board, tables, values_in
 
 from agent import decoding
+from dpagent.learning.data import stamp
 
 KNOWN, BEFORE, SINCE = [1, 2, 3], 4, 5
 AGE_S = 60.0
@@ -119,12 +121,13 @@ def test_what_comes_in_since_the_glance_waits_whatever_had_come_before(
     assert _values(board, kind) == [*KNOWN, *before, SINCE]
 
 
-@pytest.mark.parametrize(("is_young", "counts"), [(False, True), (True, False)])
+@pytest.mark.parametrize("is_young", [False, True])
 @pytest.mark.parametrize("more", [b"", b"\n5,2\n", b"\n"], ids=["nothing", "a row", "an end"])
 def test_a_last_row_is_whole_by_what_the_glance_saw(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_young: bool, counts: bool, more: bytes
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_young: bool, more: bytes
 ) -> None:
-    """A row without an end counts once its file is old; what follows brings it in no sooner and no later."""
+    """A row without an end counts once its file is old, or is seen not to change for as long; what follows
+    brings it in no sooner."""
     board, file, _ = _begun(tmp_path, "csv")
     file.write_bytes(_lines([*KNOWN, BEFORE], end=""))
     if not is_young:
@@ -138,9 +141,28 @@ def test_a_last_row_is_whole_by_what_the_glance_saw(
         return glance
 
     with monkeypatch.context() as patch:
+        patch.setattr(stamp, "REST_S", 0.0)
         patch.setattr(decoding, "glance_declared", glanced)
         board.look()
-    assert _values(board, "csv") == ([*KNOWN, BEFORE] if counts else KNOWN)
+    assert _values(board, "csv") == (KNOWN if is_young and more else [*KNOWN, BEFORE])
+
+
+def test_a_clock_that_is_set_to_when_a_last_row_was_written_has_no_row_bring_it_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each look. It waited until another row was written behind it, by when its file looked old."""
+    monkeypatch.setattr(stamp, "REST_S", 0.0)
+    counted = []
+    for name, text, age_s in (("without", b"4,1", 86_400), ("with", b"4,1\n5,2", 3_600)):
+        (folder := tmp_path / name).mkdir()
+        board, file, _ = _begun(folder, "csv")
+        _append(file, text)
+        os.utime(file, (time.time() - age_s,) * 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time_ns", lambda: int((time.time() - 86_400) * 1e9))
+            board.look()
+        counted.append(_values(board, "csv"))
+    assert counted == [[*KNOWN, BEFORE], [*KNOWN, BEFORE, SINCE]]
 
 
 def test_of_more_tables_than_may_be_open_what_is_appended_since_the_glance_waits(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import resource
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
@@ -53,6 +54,10 @@ class Glance:
             is_sure = is_sure and not stamp.is_young()
             stamps.update(repr((str(file), *stamp)).encode())
         self.text = stamps.hexdigest() if is_sure else None
+        self._seen_at = time.monotonic()
+        for raw in self._found.values():
+            if isinstance(raw, RawFile):
+                raw.seen_at = self._seen_at
         self.fault: OSError | None = None
 
     @classmethod
@@ -79,8 +84,10 @@ class Glance:
             raise found
         if found is None:
             found, was = open_plain(file), self._stamps[file]
-            if Stamp.of(found.known).inode == was.inode:
+            if (now := Stamp.of(found.known)).inode == was.inode:
                 found.size = min(found.size, was.size)
+            if now == was:
+                found.seen_at = self._seen_at
         return found
 
     @property

@@ -28,7 +28,7 @@ from dpagent.learning.data.archive import listed_zip, obstacle
 from dpagent.learning.data.classes import Classes
 from dpagent.learning.data.format import Source
 from dpagent.learning.data.problems import Problems
-from dpagent.learning.data.stamp import GRACE_S, Stamp
+from dpagent.learning.data.stamp import GRACE_S, Stamp, is_at_rest
 from dpagent.learning.data.stored import ChangedError, RawFile, StoredArray, open_plain, unpack
 from dpagent.wording import counted
 
@@ -221,10 +221,11 @@ class NpzFile:
             raise self._changed(member, "Bad CRC-32")
 
     def _is_at_rest(self) -> bool:
-        """Whether nobody has written to the file since four seconds before it was opened."""
+        """Whether nobody has written to the file since four seconds before it was opened; or, on a board, for
+        four seconds, whatever its clock says."""
         was = Stamp.of(self._whole.known)
-        is_old = abs(self._whole.opened_ns - was.touched) >= GRACE_S * 1e9
-        return is_old and was == Stamp.of(os.fstat(self._whole.descriptor))
+        is_young = abs(self._whole.opened_ns - was.touched) < GRACE_S * 1e9
+        return is_at_rest(self._whole, is_young=is_young)
 
     def _changed(self, member: Member, why: str) -> ChangedError:
         return ChangedError(

@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from dpagent.learning.data.stored import reading
+from dpagent.learning.data.stored import RawFile, reading
 
 GRACE_S: Final = 4.0
 """Somebody may still be writing to a file that was written to within half of this. FAT cuts times down to two
 seconds: there, what was written to a moment ago looks as old as that."""
+REST_S: Final = GRACE_S
+"""For so long a file of a glance that looks young is watched."""
 
 
 class Stamp(NamedTuple):
@@ -33,6 +35,24 @@ class Stamp(NamedTuple):
         """Whether somebody may be writing to it, or was at that time. A change that is to come is no sign of
         it: the clock was set back."""
         return abs((time.time_ns() if at_ns is None else at_ns) - self.changed) < GRACE_S * 1e9
+
+
+def is_at_rest(file: RawFile, *, is_young: bool) -> bool:
+    """Whether nobody writes to a file: it is what it was when it was opened.
+
+    One that looks young is watched until some seconds have passed since the glance at it, by a clock that
+    nobody sets. Who sets the board's clock can have any file look young, at each look; what waits for its end
+    would wait until another record is written behind it, and come in with that.
+
+    Args:
+        file: as it was opened; of no glance, one that looks young is not at rest.
+        is_young: whether it was written to a moment before, by the board's clock.
+    """
+    if is_young:
+        if file.seen_at is None:
+            return False
+        time.sleep(max(0.0, file.seen_at + REST_S - time.monotonic()))
+    return Stamp.of(os.fstat(file.descriptor)) == Stamp.of(file.known)
 
 
 def stamp_of(path: Path) -> Stamp:

@@ -91,7 +91,10 @@ class RawFile:
         size: of the part, in bytes, when it was opened.
         known: what the system said of the file then.
         opened_ns: when that was, in nanoseconds since 1970.
+        seen_at: when a glance saw it as it was then (monotonic); None: it is of no glance.
     """
+
+    seen_at: float | None = None
 
     def __init__(self, path: Path, descriptor: int, start: int = 0) -> None:
         weakref.finalize(self, os.close, descriptor)

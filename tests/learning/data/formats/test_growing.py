@@ -13,6 +13,7 @@ import pytest
 from pictures import aged, encoded, folder_of, noise, write
 
 from dpagent.errors import DataError
+from dpagent.learning.data import stamp
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.formats.images.dataset import ImageDataset
 from dpagent.learning.data.formats.images.files import Listing
@@ -69,14 +70,21 @@ def test_nobody_makes_two_records_with_one_stamp_without_the_key(tmp_path: Path)
     assert not set(data.stamps(b"one").tolist()) & set(data.stamps(b"other").tolist())
 
 
-def test_a_picture_that_is_being_written_waits_and_at_the_start_is_not_known_again(tmp_path: Path) -> None:
+def test_a_picture_that_is_being_written_waits_and_at_the_start_is_not_known_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stamp, "REST_S", 0.0)
     folder_of(tmp_path, "a/1.png")
     young = write(tmp_path / "b" / "young.png", encoded(noise(3)), age_s=0)
     now = look(pictures(tmp_path))
     assert [names(now)[number] for number in now.unfinished] == ["b/young.png"]
-    one, other = (known(list_declared(pictures(tmp_path), growing=False)) for _ in range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", lambda _seconds: write(young, encoded(noise(3)), age_s=0))
+        one = known(list_declared(pictures(tmp_path), growing=False))
+    other, again = (known(list_declared(pictures(tmp_path), growing=False)) for _ in range(2))
     assert one["a/1.png"] == other["a/1.png"]
     assert one["b/young.png"] != other["b/young.png"]
+    assert again == other, "it is not written to any more"
     aged(young, 60)
     now = look(pictures(tmp_path))
     assert (names(now), len(now.unfinished)) == (["a/1.png", "b/young.png"], 0)

@@ -8,6 +8,7 @@ changes them.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError
+from dpagent.learning.data import stamp
 from dpagent.learning.data.classes import ClassTable
 from dpagent.learning.data.dataset import Dataset, Indices, Origin, Stamps, reason_of
 from dpagent.learning.data.formats.images.decoding import (
@@ -125,12 +127,25 @@ class ImageDataset(Dataset):
 
     def stamps(self, key: bytes) -> NDArray[np.uint64]:
         """As of :meth:`Dataset.stamps`: of name, size and time of change. Of files in a folder."""
-        numbers, found = Stamps(key), self._found
+        numbers, found, changes = Stamps(key), self._found, self._changing()
         for number, (name, signs) in enumerate(zip(found.names, found.signs, strict=True)):
-            # Times are coarse: one that is young may change once more unseen, and is not known again.
-            is_taken_young = not self.is_growing and found.is_young(number)
-            numbers.add(name, *signs, found.listed_at_ns if is_taken_young else 0)
+            numbers.add(name, *signs, found.listed_at_ns if number in changes else 0)
         return numbers.taken()
+
+    def _changing(self) -> set[int]:
+        """Young pictures that are taken all the same, and change in the next seconds: not to be known again.
+
+        Times are coarse, so one may change once more unseen; but not after those seconds, and it is decoded
+        after them. By the clock alone, all would be young at a first start soon after they were copied, or
+        with a clock that somebody has set to then, and be decoded anew, as few in a look as are new.
+        """
+        found, files = self._found, self._files
+        if self.is_growing or not isinstance(files, FolderFiles):
+            return set()
+        young = [number for number in range(len(self)) if found.is_young(number)]
+        if young:
+            time.sleep(max(0.0, found.seen_at + stamp.REST_S - time.monotonic()))
+        return {number for number in young if files.signs(number) != found.signs[number]}
 
     @property
     def unfinished(self) -> Indices:

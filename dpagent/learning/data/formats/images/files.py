@@ -71,6 +71,7 @@ class Listing:
         is_cut_short: whether there are more.
         unsaid: how many pictures cannot be read besides.
         listed_at_ns: when the look began.
+        seen_at: the same, by a clock that nobody sets (monotonic).
     """
 
     names: list[str] = field(default_factory=list)
@@ -85,6 +86,7 @@ class Listing:
     is_cut_short: bool = False
     unsaid: int = 0
     listed_at_ns: int = field(default_factory=lambda: time.time_ns())
+    seen_at: float = field(default_factory=time.monotonic)
 
     def is_young(self, number: int) -> bool:
         """Whether a picture in a folder may still be growing. A time that is to come is no sign of that: the
@@ -158,6 +160,14 @@ class FolderFiles:
     def keep(self, numbers: Sequence[int]) -> FolderFiles:
         """As of :class:`PictureFiles`."""
         return FolderFiles(self.root, [self.names[number] for number in numbers], self.most)
+
+    def signs(self, number: int) -> tuple[int, int] | None:
+        """Size and time of change of a picture as they are now; None where they cannot be had."""
+        try:
+            known = (self.root / self.names[number]).stat()
+        except OSError:
+            return None
+        return known.st_size, known.st_mtime_ns
 
     def ends(self, number: int) -> tuple[bytes, bytes]:
         """The first and the last bytes of a picture; nothing where it cannot be read."""
