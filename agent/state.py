@@ -198,7 +198,8 @@ class AgentState(StateDatabase):
             failure: why no record counts in it, if none does.
 
         Raises:
-            LedgerError: another agent, with a copy of the directory, has spooled it under the same charge.
+            LedgerError: another agent, with a copy of the directory or in the same one, has spooled it under
+                the same charge.
             StorageError: it cannot be written.
         """
         self._spool(job, number, fragments, RoundState.SPOOLED, now, failure)
@@ -216,6 +217,12 @@ class AgentState(StateDatabase):
         with self.holding_second_head():
             self._require_second_head()
             with self.written():
+                known = self.rounds.find(job, number)
+                if known is None or known.state not in (RoundState.CHARGED, RoundState.SITTING_OUT):
+                    raise LedgerError(
+                        f"Round {number} of job {job[:8]} is over in {self.file}: another agent works with "
+                        "the same directory, whose lock was deleted. Stop one of them."
+                    )
                 self._put(job, number, fragments)
                 self.rounds.move(job, number, state, now, reason)
                 self.tokens.spend(bytes.fromhex(job), number)

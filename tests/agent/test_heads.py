@@ -19,6 +19,7 @@ from ledgers import (
     charge_rounds,
     copied,
     files_of,
+    fragments,
     open_state,
     put_copy_back,
     reserved,
@@ -270,6 +271,23 @@ def test_two_agents_do_not_both_find_that_nothing_has_left(
             with pytest.raises(LedgerError, match="has left already"):
                 spool_too()
             assert second.rounds.charged() == {(charge.job, charge.round)}, "and nothing is spooled"
+
+
+def test_two_agents_in_one_directory_send_no_two_sums_under_one_charge(path: Path) -> None:
+    """Whoever deletes the lock can start a second one, which runs the round again, since nothing has left."""
+    with closing(open_state(path)) as first:
+        charge = charge_for(make_plan(), DATA, first.ledger)
+        first.offer(charge.job, charge.round, bytes(32), 0.0)
+        first.charge([charge], 0.0)
+        (path / "lock").unlink()
+        with closing(AgentState(files_of(path), {DATASET: BUDGET}, check=replay)) as second:
+            first.spool_round(charge.job, charge.round, fragments(1), 0.0, None)
+            with pytest.raises(LedgerError, match="another agent works with"):
+                second.spool_round(charge.job, charge.round, fragments(2), 0.0, None)
+            assert {*second.spool.pending()} == {each.digest for each in fragments(1)}
+            charge_rounds(second, 2)
+        with pytest.raises(StorageError, match="append-only"):
+            charge_rounds(first, 3)
 
 
 def test_a_second_head_that_cannot_be_written_stops_the_device_before_a_record_is_read(path: Path) -> None:
