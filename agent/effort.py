@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.noisy_sums import MOMENTS_AT_ONCE, for_wire, moments_of, noisy_step, published_step
+from agent.published_state import try_in_memory
 from agent.row_reads import read_rows, rows_in
 from dpagent.learning.data.dataset import Dataset, Indices
 from dpagent.learning.data.declared import DType
@@ -132,7 +133,10 @@ def _steps_of(
     total = np.zeros(release.dimension)
     if (cap := release.published_cap) is not None:
         state = cap.start(release.dimension)
-        return lambda: published_step(release, weights, total, state), lambda: None
+        return (
+            lambda: published_step(release, weights, total, state),
+            lambda: try_in_memory(release.plan, state),
+        )
     return (
         lambda: noisy_step(release, weights.copy(), total),
         lambda: for_wire(release, total.astype(np.int64), weights),

@@ -2,7 +2,11 @@
 
 Each parameter's remainder follows from its own draws (:mod:`dpagent.privacy.mechanisms.published`), so the
 device keeps them from round to round, in a file beside its books. Two rounds are kept, so that one whose
-update was lost begins again where it began.
+update was lost begins again where it began. A round that the device sits out has a file of its own, so that
+what is read and written tells nobody who does.
+
+Nothing here fails once a round is charged: a file that is damaged, or a disk that is full, costs the
+schedules alone.
 """
 
 from __future__ import annotations
@@ -13,24 +17,34 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dpagent.errors import StorageError
+from dpagent.errors import StorageError, said
 from dpagent.privacy.mechanisms.published import PublishedCap, PublishedState
 from dpagent.protocol.messages import Plan
 from dpagent.storage import disk_errors, write_atomically
 
 log = logging.getLogger(__name__)
 
+_Remainders = dict[int, NDArray[np.float64]]
+
 _KEPT: Final = 2
+_NAMES: Final = ("published.npz", "rehearsed.npz")
+"""Of a round, and of one that is sat out."""
 
 
-def get_ready() -> None:
-    """Load what reads and writes such a file. Before the charge: it takes memory."""
-    stream = io.BytesIO()
-    np.savez(stream, rounds=np.zeros(0))
-    stream.seek(0)
-    with np.load(stream) as kept:
-        kept["rounds"]
+def try_in_memory(plan: Plan, state: PublishedState) -> None:
+    """Make what a file holds, and read it, as after the charge: that takes memory and time.
+
+    Args:
+        plan: of the round.
+        state: of as many parameters.
+
+    Raises:
+        MemoryError: there is none.
+    """
+    rounds = {plan.round + number: state.remainder for number in range(_KEPT)}
+    _unpacked(_packed(plan.job, rounds), plan.job, len(state.remainder))
 
 
 class PublishedStateFile:
@@ -38,10 +52,11 @@ class PublishedStateFile:
 
     Args:
         state_dir: the device's.
+        is_rehearsal: whether the device sits the round out.
     """
 
-    def __init__(self, state_dir: Path) -> None:
-        self._file = state_dir / "published.npz"
+    def __init__(self, state_dir: Path, *, is_rehearsal: bool = False) -> None:
+        self._file = state_dir / _NAMES[is_rehearsal]
 
     def before(self, plan: Plan, cap: PublishedCap) -> PublishedState:
         """The state that a round begins with; that before the first one where none is kept.
@@ -57,30 +72,36 @@ class PublishedStateFile:
     def save(self, plan: Plan, state: PublishedState) -> None:
         """Keep the state after a round. A disk that fails costs the schedule alone."""
         rounds = self._rounds(plan.job, plan.model.parameters) | {plan.round: state.remainder}
-        newest, stream = sorted(rounds)[-_KEPT:], io.BytesIO()
-        np.savez(
-            stream,
-            job=np.frombuffer(plan.job, np.uint8),
-            rounds=np.array(newest),
-            remainders=np.array([rounds[number] for number in newest]),
-        )
         try:
-            write_atomically(self._file, stream.getvalue(), mode=0o600)
+            write_atomically(self._file, _packed(plan.job, rounds), mode=0o600)
         except StorageError as error:
             log.warning("the schedules of the published cap begin anew: %s", error)
 
-    def _rounds(self, job: bytes, dimension: int) -> dict[int, np.ndarray]:
+    def _rounds(self, job: bytes, dimension: int) -> _Remainders:
         """The remainders after each kept round of a job."""
         try:
             with disk_errors(self._file):
                 data = self._file.read_bytes() if self._file.exists() else None
-            if data is None:
-                return {}
-            with np.load(io.BytesIO(data), allow_pickle=False) as kept:
-                if kept["job"].tobytes() != job:
-                    return {}
-                rounds = dict(zip(kept["rounds"].tolist(), kept["remainders"], strict=True))
-        except (StorageError, ValueError, KeyError, OSError, EOFError) as error:
-            log.warning("the schedules of the published cap begin anew: %s", error)
+            return {} if data is None else _unpacked(data, job, dimension)
+        except Exception as error:  # noqa: BLE001 - an archive that is damaged fails in many ways
+            log.warning("the schedules of the published cap begin anew: %s", said(error))
             return {}
-        return {number: kept for number, kept in rounds.items() if kept.shape == (dimension,)}
+
+
+def _packed(job: bytes, rounds: _Remainders) -> bytes:
+    newest, stream = sorted(rounds)[-_KEPT:], io.BytesIO()
+    np.savez(
+        stream,
+        job=np.frombuffer(job, np.uint8),
+        rounds=np.array(newest),
+        remainders=np.array([rounds[number] for number in newest]),
+    )
+    return stream.getvalue()
+
+
+def _unpacked(data: bytes, job: bytes, dimension: int) -> _Remainders:
+    with np.load(io.BytesIO(data), allow_pickle=False) as kept:
+        if kept["job"].tobytes() != job:
+            return {}
+        rounds = dict(zip(kept["rounds"].tolist(), kept["remainders"], strict=True))
+    return {number: each for number, each in rounds.items() if each.shape == (dimension,)}

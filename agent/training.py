@@ -31,7 +31,7 @@ from agent.device_update import device_update
 from agent.effort import Effort, MadeUp
 from agent.look_messages import LookResult
 from agent.noisy_sums import clipped_sum, sum_of_moments
-from agent.published_state import PublishedStateFile, get_ready
+from agent.published_state import PublishedStateFile
 from agent.records import Nobodys, Records
 from agent.row_files import CACHED_BYTES
 from agent.row_index import Header
@@ -221,8 +221,6 @@ class Trainer:
                 self._tried_engine, self._tried, self._taken_bytes = engine, ("", 0), 0
         if isinstance(task.release, NoisySum):
             self._require_bounded(task.release, engine)
-            if task.release.published_cap is not None:
-                get_ready()
         effort = Effort(
             task, weights, engine, self._max_records,
             front_end=front_end, new_records=self._most_new_records(front_end, adopts=adopts),
@@ -272,12 +270,12 @@ class Trainer:
 
         release, kept, state = work.task.release, None, None
         if isinstance(release, NoisySum) and (cap := release.published_cap) is not None:
-            kept = PublishedStateFile(self._settings.state_dir)
+            kept = PublishedStateFile(self._settings.state_dir, is_rehearsal=work.is_rehearsal)
             state = kept.before(work.task.plan, cap)
         made = device_update(
             release, work.weights, _Attempts(self, work, attempt), state=state, entropy=os.urandom
         )
-        if kept is not None and made.state is not None and not work.is_rehearsal:
+        if kept is not None and made.state is not None:
             kept.save(work.task.plan, made.state)
         return NoisyUpdate(made.values, failures[0] if failures else None)
 

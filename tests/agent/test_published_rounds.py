@@ -8,12 +8,15 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from commands import dpagent
 from devices import started_trainer
+from executed import executed
 from fleets import DIGITS, digits, make_plan, published_plan, records, update_plan, write_agent
 from ledgers import DATASET, LIMITS, charge_and_spool, files_of
 
@@ -301,5 +304,39 @@ def test_a_rounds_schedules_begin_where_the_one_before_ended(tmp_path: Path) -> 
     assert kept.before(plans[2], cap).rounds_done == 2
     other = published_plan(job=OTHER_JOB, round=3)
     assert kept.before(other, cap).remainder == pytest.approx(start)
-    (tmp_path / "published.npz").write_bytes(b"no archive")
-    assert kept.before(plans[2], cap).remainder == pytest.approx(start)
+    file = tmp_path / "published.npz"
+    archive = file.read_bytes()
+    for damaged in (b"no archive", archive[:-30], archive[:40] + bytes(len(archive) - 40)):
+        file.write_bytes(damaged)
+        assert kept.before(plans[2], cap).remainder == pytest.approx(start)
+        kept.save(plans[1], PublishedState(2, start - 2))
+        assert kept.before(plans[2], cap).remainder == pytest.approx(start - 2), "it is mended"
+
+
+def test_what_keeps_the_schedules_is_tried_before_the_charge_and_rehearsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, a round that the device sat out wrote no file, by which a broker could tell it from others; and
+    memory for the file had not been had."""
+    board = started_trainer(load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy")))
+    task, steps, kept, save = RoundTask.of(published_plan()), [], [], np.savez
+
+    def saving(stream: Any, **arrays: Any) -> None:
+        kept.append(arrays["remainders"].nbytes)
+        save(stream, **arrays)
+
+    monkeypatch.setattr(np, "savez", saving)
+    for is_rehearsal in (False, True):
+        for _ in range(2):
+            work = board.prepare(task, {}, WEIGHTS, is_rehearsal=is_rehearsal)
+            tried = max(kept)
+            steps.append(executed(partial(board.noisy_update, work)))
+            assert tried == 16 * DIGITS.parameter_count >= 2 * kept[-1]
+    assert steps[3] == steps[1], [steps[3] - steps[1], steps[1] - steps[3]]
+    assert kept_in(tmp_path, "published.npz") == kept_in(tmp_path, "rehearsed.npz") == 1
+
+
+def kept_in(directory: Path, name: str) -> int:
+    """How many rounds' schedules a file holds."""
+    with np.load(directory / "state" / name) as kept:
+        return len(kept["rounds"])
