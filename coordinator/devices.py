@@ -335,6 +335,11 @@ class Devices:
                 "UPDATE devices SET excluded_at = coalesce(excluded_at, ?) WHERE id = ?", (at, device_id)
             )
 
+    def hiding(self) -> tuple[int, int]:
+        """How many members are not left out, among whom a fragment hides; and how many members there are."""
+        members = [device for device in self.all() if device.is_member]
+        return sum(device.excluded_at is None for device in members), len(members)
+
     def include(self, device_ids: Sequence[str]) -> None:
         """Let devices have tokens again."""
         for device_id in device_ids:

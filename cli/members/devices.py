@@ -103,7 +103,8 @@ def exclude(device: DevicesArgument, config: FleetConfig = None) -> None:
     """Leave members out of rounds for now: they get no tokens, and stay members.
 
     By that the boards are found whose fragments harm: leave a group out, and see whether the harm ends
-    (docs/decisions/2026-11-26-no-classes-of-tokens.md). At least half of the members stay in.
+    (docs/decisions/2026-11-26-no-classes-of-tokens.md). At least half of the members stay in; what revokes
+    or replaces others later says so where fewer are left.
     """
     settings = coordinator_settings(config)
     with _opened(settings) as devices, devices.transaction():
@@ -189,6 +190,13 @@ def _revoke(settings: CoordinatorSettings, devices: Devices, device: Device) -> 
     with devices.transaction():
         devices.revoke(device.id, at=now.timestamp())
         write_ended(settings, authorities, devices, now)
+        left, members = devices.hiding()
+    if 2 * left < members:
+        typer.echo(
+            f"Of {counted(members, 'member')} {left} can have tokens now, among whom a fragment hides: fewer "
+            "than half. Let others in: dpagent coordinator devices include",
+            err=True,
+        )
 
 
 def _tell_broker(settings: CoordinatorSettings) -> None:

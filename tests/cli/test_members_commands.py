@@ -228,10 +228,15 @@ def test_members_are_left_out_and_let_in_again_by_name(fleet: EnrolmentFleet) ->
     assert "Left out of rounds since" in fleet.run("devices", "show", ids[0]).stdout
     refused = fleet.run("devices", "exclude", ids[2])
     assert (refused.returncode, "at least half" in refused.stderr) == (ExitCode.USAGE, True)
+    revoked = fleet.run("devices", "revoke", ids[2])
+    assert "Of 3 members 1 can have tokens now" in revoked.stderr, (
+        "a board that is lost is revoked all the same"
+    )
     assert "1 member let in again" in fleet.run("devices", "include", ids[0]).stdout
+    assert "can have tokens" not in fleet.run("devices", "revoke", ids[1]).stderr
     assert "1 member let in again" in fleet.run("devices", "include").stdout
     assert "left out" not in fleet.run("devices", "list").stdout
-    assert "4 members" in fleet.run("devices", "list").stdout
+    assert "2 members" in fleet.run("devices", "list").stdout
 
 
 def test_a_change_of_the_authority_is_begun_once_and_ended_once(fleet: EnrolmentFleet) -> None:
