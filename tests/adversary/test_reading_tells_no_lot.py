@@ -150,6 +150,27 @@ def test_a_round_takes_the_same_steps_whatever_the_lot_is(
         assert others <= (0.01 * rehearsed.total() if changes else 0), rehearsed - taken[0]
 
 
+def test_a_row_that_the_disk_has_damaged_is_tried_once_in_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To find that out takes longer: of the only record, in each batch, it told that there is one."""
+    trainer, weights, read = board(tmp_path, 1), np.zeros(6, np.float32), list[str]()
+    rows, of_records = tmp_path / "state" / "records.rows", RawFile.read_into
+    rows.write_bytes(bytes(byte ^ 255 for byte in rows.read_bytes()))
+
+    def read_into(self: RawFile, target: NDArray[np.uint8], place: int) -> None:
+        read.append(self.path.name)
+        of_records(self, target, place)
+
+    monkeypatch.setattr(RawFile, "read_into", read_into)
+    for _ in range(2):
+        work = trainer.prepare(plain({}), {}, weights)
+        read.clear()
+        trainer.noisy_update(work)
+        assert len(read) == 2 * 40, "two steps"
+        assert 1 <= read.count("records.rows") <= 32, "those that are read together, in each round"
+
+
 def test_data_that_may_not_fit_in_memory_count_with_a_read_of_the_disk_for_each_record(
     tmp_path: Path,
 ) -> None:

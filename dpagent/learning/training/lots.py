@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -74,12 +74,18 @@ class Filling:
         population: the most records that a data set may have, for all of which a lot is drawn. Public.
         made_up: is read in place of missing records; it has as many as are read together.
         room: for a batch.
+        left_out: (population + 1,), which records could not be read. Private. From then on a made-up one is
+            read in its stead: to find that out takes longer, and a round may have a million reads of one.
     """
 
     records: int
     population: int
     made_up: Dataset
     room: Room
+    left_out: NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "left_out", np.zeros(self.population + 1, np.bool_))
 
 
 def sum_over_lot(
@@ -188,7 +194,7 @@ def batches_of(
     as many more as the largest lot has.
 
     The row of an index that is no record's, or of a record that cannot be read, is blank: zeros, and nobody's
-    label.
+    label. With ``filling``, one that could not be read once is not tried again.
 
     Returns:
         Inputs, float32, and labels. They are valid until the next ones.
@@ -220,6 +226,8 @@ def _fill(
     """
     is_record = np.zeros(len(labels), np.bool_)
     np.less(indices, len(dataset), out=is_record[: len(indices)])
+    if filling is not None:
+        is_record[: len(indices)] &= ~filling.left_out.take(indices, mode="clip")
     places, others = np.flatnonzero(is_record), np.flatnonzero(~is_record)
     records, problems = dataset.try_read(indices[places])
     stored = np.zeros((len(labels), *records.shape[1:]), records.dtype)
@@ -230,5 +238,7 @@ def _fill(
     labels[others] = NOBODY
     unreadable = places[list(problems)]
     is_record[unreadable], labels[unreadable] = False, NOBODY
+    if filling is not None:
+        filling.left_out[indices[unreadable]] = True
     np.copyto(inputs, to_float32(stored).reshape(inputs.shape))
     blank_all_but(is_record, inputs)
