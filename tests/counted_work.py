@@ -14,7 +14,10 @@ import numpy as np
 
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.subnormals import flush_subnormals
+from dpagent.learning.training.engine import NOBODY
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.learning.training.onnx_engine import OnnxEngine
+from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.norm import Norm
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
@@ -55,6 +58,34 @@ def _gradients() -> None:
             PIECES[f"gradients in {norm}: {kind}"] = partial(engine.clipped_sum, of, records, classes, [1.0])
 
 
+def _gradients_by_graphs() -> None:
+    spec = built_in("digits")
+    generator = np.random.default_rng(0)
+    inputs = generator.random((RECORDS, *spec.input_shape), np.float32)
+    labels, weights, blank = np.arange(RECORDS) + 1, spec.initial_weights(0), np.zeros_like(inputs)
+    one, huge = inputs.copy(), inputs.copy()
+    one[3], huge[3] = np.nan, 3e38
+    # The gradient of a blank row is finite with these, and of no record, but of those of the first class.
+    trap, (last, bias) = np.zeros_like(weights), spec.parameter_shapes[-2:]
+    signs = generator.choice(np.array([-1, 1], np.float32), last.size)
+    trap[last.offset : last.offset + last.size] = np.float32(3e37) * signs
+    trap[bias.offset] = 100
+    engine = OnnxEngine(spec, build_training_graph(spec.head), microbatch=RECORDS)
+    kinds: dict[str, tuple[Any, Any, Any]] = {
+        "warm up": (weights, inputs, labels),
+        "usual": (weights, inputs, labels),
+        "others": (weights, 1 - inputs, labels),
+        "nobody's": (weights, blank, np.full(RECORDS, NOBODY)),
+        "one is not finite": (weights, one, labels),
+        "one has no finite gradient": (weights, huge, labels),
+        "no gradient is finite": (trap, inputs, labels),
+        "nobody's, beside such": (trap, blank, np.full(RECORDS, NOBODY)),
+        "subnormal": (weights, np.full_like(inputs, 1e-40), labels),
+    }
+    for kind, (of, records, classes) in kinds.items():
+        PIECES[f"gradients by graphs: {kind}"] = partial(engine.clipped_sum, of, records, classes, [1.0])
+
+
 def _moments() -> None:
     moments = SecondMoments(64, 4.0)
     usual = np.random.default_rng(0).random((RECORDS, 64), np.float32)
@@ -93,6 +124,7 @@ def _draws() -> None:
 
 flush_subnormals()
 _gradients()
+_gradients_by_graphs()
 _moments()
 _noise()
 _draws()

@@ -174,21 +174,32 @@ class Gradients:
         return graph.add("Mul", with_bias, both[1]), 1
 
     def _sum(self, factors: list[str], finite: str) -> None:
-        """Append the clipped sums, with zeros for records that are not ``finite``."""
-        graph, zero = self._graph, self._graph.constant(0.0)
+        """Append the clipped sums, with zeros for records that are not ``finite``.
 
-        def clean(rows: str) -> str:
-            return graph.add("Where", finite, rows, zero)
+        A row of zeros for each, and not one number for all: the runtime copies a row of one and writes zeros
+        over it for the other, whichever a record has.
+        """
+        graph = self._graph
+
+        def clean(rows: str, size: int) -> str:
+            zeros = graph.add("ConstantOfShape", graph.constant([1, size], np.int64))
+            return graph.add("Where", finite, rows, zeros)
 
         for node, factor in zip(self._layers, factors, strict=True):
             collected = self._collected[node.path]
             weight, bias = map(sum_of, node.blocks)
             row = graph.reshape(factor, 1, -1)
             if isinstance(collected, _WrittenOut):
-                graph.add("MatMul", row, clean(collected.weight), result=weight)
-                graph.add("MatMul", row, clean(collected.bias), result=bias)
+                graph.add("MatMul", row, clean(collected.weight, collected.weight_size), result=weight)
+                graph.add("MatMul", row, clean(collected.bias, collected.units), result=bias)
             else:
-                incoming = clean(collected.incoming)
+                incoming = clean(collected.incoming, collected.units)
                 clipped = graph.add("Mul", incoming, factor)
-                graph.add("FusedMatMul", clean(collected.inputs), clipped, result=weight, transA=1)
+                graph.add(
+                    "FusedMatMul",
+                    clean(collected.inputs, collected.input_size),
+                    clipped,
+                    result=weight,
+                    transA=1,
+                )
                 graph.add("MatMul", row, incoming, result=bias)
