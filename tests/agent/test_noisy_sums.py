@@ -141,6 +141,23 @@ def test_sampling_takes_records_at_the_announced_rate() -> None:
     assert abs(taken - 30) < 6 * math.sqrt(15)
 
 
+class Noting(ArrayDataset):
+    """Records that note in which order they are read."""
+
+    def _read(self, indices: NDArray[np.integer[Any]]) -> NDArray[Any]:
+        self.order = [*getattr(self, "order", ()), *indices.tolist()]
+        return super()._read(indices)
+
+
+def test_a_lot_is_in_random_order() -> None:
+    """The bound on float sums couples the orders of neighbouring lots. That 40 records are in their own order
+    has a probability of 10⁻⁴⁸."""
+    inputs, labels = records(40).batch(np.arange(40))
+    noting = Noting(inputs, labels, 10)
+    noisy_gradients(task_for(0.05).release, WEIGHTS, noting, ENGINE)
+    assert noting.order != sorted(noting.order) == list(range(40))
+
+
 def test_records_that_are_not_finite_are_left_out() -> None:
     inputs = DATA.inputs.copy()
     inputs[1] = np.nan

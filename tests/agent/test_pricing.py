@@ -128,6 +128,10 @@ def test_the_price_of_a_whole_job_is_remembered_from_round_to_round(state: Agent
     pricing._known = told
     refused = pricing.ask(question_of(state, make_plan())).result(PATIENCE_S)
     assert "would bring ε to 1000" in str(refused.why_not)
+    # A job of the same rounds at another δ has another price.
+    less_delta = RoundTask.of(make_plan(delta=1e-9))
+    (price,) = admit(less_delta, DATA, state.ledger.books, DATASET, LIMITS, now=0.0, known=prices)
+    assert price.job_epsilon > 1.1 * known.epsilon
 
 
 @pytest.mark.parametrize(
