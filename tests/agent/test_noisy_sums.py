@@ -11,6 +11,7 @@ from fleets import DIGITS, make_task, records, terms
 from numpy.typing import NDArray
 
 from agent.noisy_sums import _capped, noisy_gradients, noisy_step
+from agent.noisy_sums import clipped_sum as sum_of_a_lot
 from dpagent.errors import PlanError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
@@ -156,6 +157,18 @@ def test_a_lot_is_in_random_order() -> None:
     noting = Noting(inputs, labels, 10)
     noisy_gradients(task_for(0.05).release, WEIGHTS, noting, ENGINE)
     assert noting.order != sorted(noting.order) == list(range(40))
+
+
+def test_the_count_of_records_is_of_those_alone_that_add_something() -> None:
+    """Else a record more, in a place that is nobody's, would move it by two of the half votes it may."""
+    release = make_task(**terms(rate=1.0, clipping={"count_weight": 0.2})).release
+    half = 0.2 * release.clipping.reference / 2
+    inputs, labels = records(3).batch(np.arange(3))
+    inputs[:2] = np.nan
+    for count, votes in ((0, 0), (2, 0), (3, 1)):
+        data = ArrayDataset(inputs[:count], labels[:count], 10)
+        total = sum_of_a_lot(release, WEIGHTS, data, ENGINE, population=50)
+        assert abs(total[-1]) == pytest.approx(votes * half), count
 
 
 def test_records_that_are_not_finite_are_left_out() -> None:
