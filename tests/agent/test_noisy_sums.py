@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,20 @@ def test_the_count_of_records_is_of_those_alone_that_add_something() -> None:
         data = ArrayDataset(inputs[:count], labels[:count], 10)
         total = sum_of_a_lot(release, WEIGHTS, data, ENGINE, population=50)
         assert abs(total[-1]) == pytest.approx(votes * half), count
+
+
+def test_as_many_random_numbers_are_drawn_however_many_records_there_are() -> None:
+    release, taken = make_task(**terms(rate=1.0)).release, []
+    for count in (0, 1, 50):
+        asked: list[int] = []
+
+        def entropy(size: int, asked: list[int] = asked) -> bytes:
+            asked.append(size)
+            return os.urandom(size)
+
+        sum_of_a_lot(release, WEIGHTS, records(count), ENGINE, population=50, entropy=entropy)
+        taken.append(asked)
+    assert taken[0] == taken[1] == taken[2]
 
 
 def test_records_that_are_not_finite_are_left_out() -> None:
