@@ -64,6 +64,9 @@ def test_the_radius_is_reached() -> None:
     for gradient in (far, just_within):
         assert np.linalg.norm(contribution(counting, gradient)) == pytest.approx(counting.radius, rel=1e-9)
     assert counting.radius == pytest.approx(0.7 * math.sqrt(1.01))
+    # Shares of a plan may add up to a little more than 1.
+    above = Clipping((4, 5), (0.3, 0.7), (0.5, 0.5 + 9e-10))
+    assert np.linalg.norm(contribution(above, far)) == pytest.approx(above.radius, rel=1e-12)
 
 
 @given(seed=st.integers(0, 2**32 - 1))
