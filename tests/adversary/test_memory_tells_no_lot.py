@@ -46,11 +46,15 @@ from fleets import (
     write_agent,
 )
 
+from agent import board_engine
+from agent.board_engine import BoardEngine
 from agent.bounded_decoding import address_space
-from agent.settings import load_agent_settings
+from agent.profile import load_profile
+from agent.settings import AgentSettings, load_agent_settings
 from agent.training_messages import Order
-from agent.worker import Worker
+from agent.worker import Worker, training_settings
 from dpagent.learning.models.description import from_description
+from dpagent.learning.training.engine_choice import Trial
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.weights import weights_to_bytes
@@ -180,6 +184,8 @@ def worker_for(directory: Path, case: Case, records: int, *, has_odd_label: bool
     save = np.savez if case.is_stored else np.savez_compressed
     save(directory / "data.npz", inputs=made, labels=labels)
     started_trainer(settings)
+    if case.processes > 1:
+        keep_choice(settings, case)
     worker = worker_of(settings, processes=case.processes)
     try:
         yield worker
@@ -187,9 +193,24 @@ def worker_for(directory: Path, case: Case, records: int, *, has_odd_label: bool
         worker.end()
 
 
+def keep_choice(settings: AgentSettings, case: Case) -> None:
+    """Have a device compute in several processes, whatever a trial would find on a busy machine."""
+    profile = load_profile("generic-x86-64").with_values({"processes": case.processes})
+    found = Trial("numpy", examples_per_s=1.0, processes=case.processes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(board_engine, "choose_engine", lambda bench, _: (bench.make("numpy"), (found,)))
+        BoardEngine(training_settings(settings, profile)).of(RoundTask.of(case.plan), None)
+
+
 def address_space_of(pid: int) -> int:
     """Bytes that a process has mapped."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def forks_of(pid: int) -> list[int]:
+    """The processes that a process has started, and that are there."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 QUICK = ("views, three processes", "rows of a table")
@@ -213,11 +234,14 @@ def test_training_takes_no_memory_that_the_process_did_not_have_before_the_charg
             assert worker._running is not None
             pid = worker._running._process.pid
             before = address_space_of(pid)
+            forks = {fork: address_space_of(fork) for fork in forks_of(pid)}
+            assert len(forks) == case.processes - 1
             _, hard = resource.prlimit(pid, resource.RLIMIT_AS)
             resource.prlimit(pid, resource.RLIMIT_AS, (before, hard))
             update = worker.update().result(PATIENCE_S)
             assert update.failure is None
             resource.prlimit(pid, resource.RLIMIT_AS, (hard, hard))
+            assert {fork: address_space_of(fork) for fork in forks_of(pid)} == forks
 
 
 @pytest.mark.parametrize("has_odd_label", [False, pytest.param(True, marks=pytest.mark.slow)])
