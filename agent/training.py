@@ -73,6 +73,8 @@ _OF_FEATURES: Final = (20, 4)
 """Of each, in the index of features."""
 _VECTORS: Final = 8
 """Of the update's size, that a step has at a time."""
+_VECTORS_OF_MOMENTS: Final = 10
+"""The same in a round of second moments: the sum, and that of a batch, are as large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,9 +330,10 @@ class Trainer:
             MemoryError: There is none.
         """
         release, parameters = task.release, task.spec.parameter_count
+        vectors = _VECTORS_OF_MOMENTS if _sums_moments(release) else _VECTORS
         pieces = [
             _SMALL,
-            (8 * (release.dimension if isinstance(release, NoisySum) else parameters), _VECTORS),
+            (8 * (release.dimension if isinstance(release, NoisySum) else parameters), vectors),
             *((each * self._max_records, count) for each, count in _tables_of(task)),
         ]
         taken = sum(size * count for size, count in pieces)
