@@ -90,22 +90,30 @@ class StateDirectory:
     """
 
     def __init__(self, path: Path, instead: str = "") -> None:
-        self.path = path
+        self.path, self._instead = path, instead
         with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = open_private(path / "lock", "a+")
+        with disk_errors(path / "lock"):
+            try:
+                self._take()
+            except BaseException:
+                self._lock.close()
+                raise
+
+    def _take(self) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.seek(0)
             holder = self._lock.read().strip() or "unknown"
-            self._lock.close()
-            problem = f"{path} is in use by process {holder}. Stop that process first: two programs must not "
-            raise StateInUseError(f"{problem}share a state directory. {instead}".strip()) from None
-        with disk_errors(path):
-            self._lock.truncate(0)
-            self._lock.write(f"{os.getpid()}\n")
-            self._lock.flush()
+            raise StateInUseError(
+                f"{self.path} is in use by process {holder}. Stop that process first: two programs must not "
+                f"share a state directory. {self._instead}".strip()
+            ) from None
+        self._lock.truncate(0)
+        self._lock.write(f"{os.getpid()}\n")
+        self._lock.flush()
 
     def close(self) -> None:
         """Release the directory. The end of the process, however it ends, also releases the lock."""

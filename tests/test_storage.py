@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import sqlite3
@@ -105,6 +106,17 @@ def test_a_file_in_the_place_of_the_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
     with pytest.raises(StorageError, match=re.escape(str(tmp_path / "state"))):
         StateDirectory(tmp_path / "state")
+
+
+def test_a_disk_that_knows_no_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the program ended with a fault of its own."""
+
+    def flock(_file: object, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(StorageError, match=f"{re.escape(str(tmp_path / 'lock'))}: No locks available"):
+        StateDirectory(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
