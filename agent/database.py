@@ -96,12 +96,11 @@ class StateDatabase:
         )
         self._room: TakenRoom | None = None
         self.files, self.file = files, files.database
+        self._head_lock = HeadLock(files.second_head)
         self._heads_are_current = False
         self._noted_at = 0.0
         with ExitStack() as if_it_fails, ledger_errors(self.file):
             if_it_fails.callback(self._directory.close)
-            self._head_lock = HeadLock(files.second_head)
-            if_it_fails.callback(self._head_lock.close)
             if_it_fails.callback(self._close_room)
             kept = put_log_back(self.file)
             self.connection = open_database(
@@ -146,7 +145,6 @@ class StateDatabase:
             self.write_notes()
         self.connection.close()
         self._close_room()
-        self._head_lock.close()
         self._directory.close()
 
     def _close_room(self) -> None:
@@ -247,7 +245,7 @@ class StateDatabase:
         """No other program writes the second head inside: what was read of it is so until it is written.
 
         Raises:
-            StorageError: Another program holds it.
+            StorageError: Another program holds it, or its lock cannot be opened.
         """
         return self._head_lock.held()
 

@@ -28,7 +28,7 @@ import fcntl
 import os
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -39,14 +39,15 @@ from dpagent.schema.base import read_json
 from dpagent.schema.json_values import json_of
 from dpagent.schema.limits import Limits
 from dpagent.schema.problems import SchemaError
-from dpagent.storage import disk_errors, place_of_file, real_path, write_over_spare
+from dpagent.storage import beside, disk_errors, place_of_file, real_path, write_over_spare
 
 GENESIS: Final = bytes(32)
 """Stands before the first entry of a chain."""
 _HELD_S: Final = 10.0
 """A lock that another program holds for so long is not waited for any longer."""
 _TRY_S: Final = 0.02
-_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_NO_PLACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT)
+"""Without room, or a place, for the file: what writes the second head says so, where that matters."""
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """What a file system says that knows no locks."""
 
@@ -117,72 +118,79 @@ class HeadLock:
     """A lock for a second head: a file beside it, ``.NAME.lock``. State directories that were copied share
     it, as they share the second head, where their own locks are two.
 
-    Where the file cannot be made for want of room, or the file system knows no locks, nothing is locked: an
-    agent that has its books goes on.
+    Where the file cannot be made for want of room or of its directory, or the file system knows no locks,
+    nothing is locked: an agent that has its books goes on.
+
+    It is opened each time. So the disk that it is on can be unmounted, or mounted read-only, while an agent
+    runs; and programs that opened it before and after somebody had deleted it do not hold two.
 
     Args:
         second_head: the file.
-
-    Raises:
-        StorageError: Nothing can be written there.
     """
 
     def __init__(self, second_head: Path) -> None:
-        self._path, self._depth = second_head, 0
-        self._descriptor: int | None = None
-        place = place_of_file(second_head)
-        with disk_errors(second_head):
-            try:
-                self._descriptor = os.open(
-                    place.with_name(f".{place.name}.lock"),
-                    os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
-                    0o600,
-                )
-            except OSError as error:
-                if error.errno not in _NO_ROOM:
-                    raise
+        self._path, self._is_held = second_head, False
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold it, also where it is held here already.
 
         Raises:
-            StorageError: Another program holds it.
+            StorageError: Another program holds it, or it cannot be opened.
         """
-        if self._depth == 0:
-            self._take()
-        self._depth += 1
+        if self._is_held:
+            yield
+            return
+        descriptor, self._is_held = self._take(), True
         try:
             yield
         finally:
-            self._depth -= 1
-            if self._depth == 0 and self._descriptor is not None:
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self._is_held = False
+            if descriptor is not None:
+                os.close(descriptor)
 
-    def close(self) -> None:
-        """Let go of it for good; once is enough."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
-
-    def _take(self) -> None:
-        until = time.monotonic() + _HELD_S
-        while self._descriptor is not None:
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+    def _take(self) -> int | None:
+        """The file, open, and locked as far as it can be; None: there is none."""
+        lock, until = beside(place_of_file(self._path), "lock"), time.monotonic() + _HELD_S
+        with disk_errors(lock):
+            while (descriptor := _opened(lock)) is not None:
+                with ExitStack() as unless_locked:
+                    unless_locked.callback(os.close, descriptor)
+                    if _is_locked(descriptor, lock):
+                        unless_locked.pop_all()
+                        return descriptor
                 if time.monotonic() >= until:
                     raise StorageError(
                         f"{self._path} is held by another program, which works with another copy of this "
                         "state directory. Stop that program first."
-                    ) from None
+                    )
                 time.sleep(_TRY_S)
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-                return
-            else:
-                return
+        return None
+
+
+def _opened(lock: Path) -> int | None:
+    """The file of a lock; None: it cannot be made there now."""
+    try:
+        return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if error.errno not in _NO_PLACE:
+            raise
+        return None
+
+
+def _is_locked(descriptor: int, lock: Path) -> bool:
+    """Lock a file, unless another program has, or it is not the one of that name any more."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    try:
+        return os.path.samestat(os.fstat(descriptor), lock.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def read_head(file: Path) -> Head | None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -242,8 +246,9 @@ def test_what_a_copy_charges_while_a_command_checks_the_ledger_is_not_written_ov
         assert known.datasets[DATASET].epsilon_reserved >= spent.epsilon
 
 
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["", "its lock was deleted"])
 def test_two_agents_do_not_both_find_that_nothing_has_left(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
 ) -> None:
     """The one waits until the other has spooled the round, and said so in the second head."""
     monkeypatch.setattr(heads, "_HELD_S", 0.0)
@@ -253,6 +258,8 @@ def test_two_agents_do_not_both_find_that_nothing_has_left(
         first.charge([charge], 0.0)
         copied(path, "copy")
         files = LedgerFiles(path.parent / "copy", files_of(path).second_head)
+        if is_deleted:  # Before, the first one had the old file, and the second one a new one.
+            _lock_of(files.second_head).unlink()
         with closing(AgentState(files, {DATASET: BUDGET}, check=replay)) as second:
 
             def spool_too() -> None:
@@ -290,26 +297,89 @@ def test_two_agents_in_one_directory_send_no_two_sums_under_one_charge(path: Pat
             charge_rounds(first, 3)
 
 
-def test_a_second_head_that_cannot_be_written_stops_the_device_before_a_record_is_read(path: Path) -> None:
-    state = open_state(path)
-    charge_rounds(state, 1)
-    second = files_of(path).second_head
+@contextmanager
+def _no_spare(second: Path, _patch: pytest.MonkeyPatch) -> Iterator[None]:
     blocked = second.with_name(f".{second.name}.spare")
     blocked.unlink()
     blocked.mkdir()
-    with pytest.raises(StorageError):
-        charge_rounds(state, 2)
-    with pytest.raises(StorageError):  # It would lag by two.
-        state.charge([charge_for(make_plan(round=3), DATA, state.ledger)], 0.0)
-    assert [row[0] for row in state.connection.execute("SELECT number FROM entries")] == [1, 2, 3]
-    state.close()
-    with pytest.raises(StorageError):
-        open_state(path)
+    yield
     blocked.rmdir()
+
+
+@contextmanager
+def _held(second: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """By a command of the owner's that stands still, say."""
+    patch.setattr(heads, "_HELD_S", 0.0)
+    with _lock_of(second).open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _lock_fails(_second: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """On a disk of a network. Before, the exit code was that of a fault of the program."""
+
+    def flock(_descriptor: object, _operation: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with patch.context() as patched:
+        patched.setattr(fcntl, "flock", flock)
+        yield
+
+
+@pytest.mark.parametrize("blocked", [_no_spare, _held, _lock_fails])
+def test_a_second_head_that_cannot_be_written_stops_the_device_before_a_record_is_read(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    blocked: Callable[[Path, pytest.MonkeyPatch], AbstractContextManager[None]],
+) -> None:
     state = open_state(path)
+    charge_rounds(state, 1)
+    with blocked(files_of(path).second_head, monkeypatch):
+        with pytest.raises(StorageError):
+            charge_rounds(state, 2)
+        with pytest.raises(StorageError):  # It would lag by two.
+            state.charge([charge_for(make_plan(round=3), DATA, state.ledger)], 0.0)
+        assert [row[0] for row in state.connection.execute("SELECT number FROM entries")] == [1, 2, 3]
+        state.close()
+        with pytest.raises(StorageError):
+            open_state(path)
+    state = open_state(path)
+    assert state.rounds.charged() == {(JOB, 2)}, "it is run again, under the charge it has"
     charge_rounds(state, 3)
     state.close()
     assert verify(path).charges == 3
+
+
+def test_nothing_that_an_agent_has_open_lies_where_the_second_head_does(tmp_path: Path) -> None:
+    """Before, its disk could not be unmounted while the agent ran, nor mounted read-only."""
+    files = LedgerFiles(tmp_path / "state", tmp_path / "disk" / "second.head")
+    files.second_head.parent.mkdir()
+    begin_ledger(files, {DATASET: BUDGET})
+    with closing(AgentState(files, {DATASET: BUDGET}, check=replay)) as state:
+        charge_rounds(state, 1)
+        opened = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
+        assert str(files.database) in opened
+        assert not [each for each in opened if Path(each).parent == files.second_head.parent]
+    # Nor is a directory that is not there an error of the disk, which a service begins again after.
+    shutil.rmtree(files.second_head.parent)
+    with pytest.raises(LedgerError, match="is its disk mounted"):
+        AgentState(files, {DATASET: BUDGET}, check=replay)
+
+
+def test_a_lock_of_another_user_is_named(tmp_path: Path) -> None:
+    """Before, the error named the second head, which was the agent's own."""
+    files = files_of(tmp_path / "state")
+    begin_ledger(files, {DATASET: BUDGET})
+    lock = _lock_of(files.second_head)
+    lock.unlink()
+    lock.mkdir()  # As little a file that it may write, also for root.
+    with pytest.raises(StorageError, match=re.escape(str(lock))):
+        AgentState(files, {DATASET: BUDGET}, check=replay)
+
+
+def _lock_of(second_head: Path) -> Path:
+    return second_head.with_name(f".{second_head.name}.lock")
 
 
 # --- budgets at the start -----------------------------------------------------------------------
