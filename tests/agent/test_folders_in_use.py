@@ -15,7 +15,7 @@ from row_boards import contents, expected, named, pictures, rows_of, table, tabl
 
 from agent import decoding
 from dpagent.learning.data import format as formats
-from dpagent.learning.data import glance, stamp, stored
+from dpagent.learning.data import glance, stored
 from dpagent.learning.data.formats.tables import format as tables_format
 from dpagent.learning.data.formats.tables import rows as tables_rows
 from dpagent.learning.data.opening import list_declared
@@ -26,7 +26,6 @@ def test_a_last_row_without_an_end_stays_where_it_is_known(
 ) -> None:
     """It was left out of a file written a moment ago, also one that had been there before: one row more at
     the front took it along."""
-    monkeypatch.setattr(stamp, "REST_S", 0.0)
     board = tables(tmp_path, max_records=20)
 
     def put(*values: int) -> None:
@@ -141,7 +140,6 @@ def test_a_clock_that_is_set_to_when_pictures_were_copied_has_none_decoded_anew(
 ) -> None:
     """At the first start. All passed for young, and the next look took as many as are new at most: there, one
     picture more keeps another out."""
-    monkeypatch.setattr(stamp, "REST_S", 0.0)
     monkeypatch.setattr(decoding, "LOOK_S", 40.0)
     board = pictures(tmp_path)
     folder_of(board.root, *named(*range(6)))

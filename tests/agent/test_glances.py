@@ -18,7 +18,8 @@ import pytest
 from row_boards import Board, tables, values_in
 
 from agent import decoding
-from dpagent.learning.data import stamp
+from dpagent.learning.data import glance, stamp
+from dpagent.learning.data.formats.tables import index, rows
 
 KNOWN, BEFORE, SINCE = [1, 2, 3], 4, 5
 AGE_S = 60.0
@@ -141,7 +142,6 @@ def test_a_last_row_is_whole_by_what_the_glance_saw(
         return glance
 
     with monkeypatch.context() as patch:
-        patch.setattr(stamp, "REST_S", 0.0)
         patch.setattr(decoding, "glance_declared", glanced)
         board.look()
     assert _values(board, "csv") == (KNOWN if is_young and more else [*KNOWN, BEFORE])
@@ -151,7 +151,6 @@ def test_a_clock_that_is_set_to_when_a_last_row_was_written_has_no_row_bring_it_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each look. It waited until another row was written behind it, by when its file looked old."""
-    monkeypatch.setattr(stamp, "REST_S", 0.0)
     counted = []
     for name, text, age_s in (("without", b"4,1", 86_400), ("with", b"4,1\n5,2", 3_600)):
         (folder := tmp_path / name).mkdir()
@@ -163,6 +162,49 @@ def test_a_clock_that_is_set_to_when_a_last_row_was_written_has_no_row_bring_it_
             board.look()
         counted.append(_values(board, "csv"))
     assert counted == [[*KNOWN, BEFORE], [*KNOWN, BEFORE, SINCE]]
+
+
+@pytest.mark.parametrize("end", ["", "\n"], ids=["no end", "an end"])
+def test_how_long_a_look_watches_is_no_matter_of_a_last_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Before, a file was watched where its last row had no end, and then only."""
+    board, file, _ = _begun(tmp_path, "csv")
+    file.write_bytes(_lines([*KNOWN, BEFORE], end=end))
+    watched = list[float]()
+    with monkeypatch.context() as patch:
+        patch.setattr(stamp, "REST_S", 4.0)
+        patch.setattr(time, "sleep", watched.append)
+        board.look()
+    assert len([each for each in watched if each > 3.0]) == 1
+    assert _values(board, "csv") == [*KNOWN, BEFORE]
+
+
+@pytest.mark.parametrize("most_open", [256, 0], ids=["open", "more than may be open"])
+def test_a_row_that_is_slow_to_read_keeps_no_last_row_of_another_table_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_open: int
+) -> None:
+    """By seconds, on a disk that fails. Before, the other one was watched until its turn came, so that a row
+    which was written to it meanwhile kept its last one out."""
+    board, file, _ = _begun(tmp_path, "csv")
+    other = file.with_name("2.csv")
+    file.write_bytes(_lines([*KNOWN, BEFORE]))
+    other.write_bytes(_lines([SINCE], end=""))
+    real = rows.checked_rows
+
+    def read(*arguments: Any) -> Any:
+        for row in real(*arguments):
+            if row.cells[0] == str(BEFORE) and not other.read_bytes().endswith(b"\n"):
+                _append(other, b"\n6,0\n")
+            yield row
+
+    with monkeypatch.context() as patch:
+        patch.setattr(glance, "_MOST_OPEN", most_open)
+        patch.setattr(index, "checked_rows", read)
+        board.look()
+    assert _values(board, "csv") == [*KNOWN, BEFORE, SINCE]
+    board.look()
+    assert _values(board, "csv") == [*KNOWN, BEFORE, SINCE, 6]
 
 
 def test_of_more_tables_than_may_be_open_what_is_appended_since_the_glance_waits(

@@ -9,6 +9,7 @@ their places, and takes nothing new from beyond their ends.
 from __future__ import annotations
 
 import hashlib
+import os
 import resource
 import time
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from dpagent.errors import DataError
-from dpagent.learning.data.stamp import Stamp, stamp_of
+from dpagent.learning.data.stamp import Stamp, stamp_of, watch_since
 from dpagent.learning.data.stored import RawFile, open_plain
 
 _MOST_OPEN: Final = 256
@@ -42,6 +43,8 @@ class Glance:
         self.files = tuple(files)
         self._found: dict[Path, RawFile | DataError] = {}
         self._stamps: dict[Path, Stamp] = {}
+        self._young = set[Path]()
+        self._rests: dict[Path, bool] = {}
         self.keeps_open = len(self.files) <= most_open()
         stamps, is_sure = hashlib.sha256(), True
         for file in self.files:
@@ -51,7 +54,9 @@ class Glance:
                 self._found[file] = error
                 is_sure = False
                 continue
-            is_sure = is_sure and not stamp.is_young()
+            if stamp.is_young():
+                self._young.add(file)
+                is_sure = False
             stamps.update(repr((str(file), *stamp)).encode())
         self.text = stamps.hexdigest() if is_sure else None
         self._seen_at = time.monotonic()
@@ -72,6 +77,25 @@ class Glance:
         """Note that the disk cannot list all files: the next look lists again."""
         self.fault, self.text = error, None
 
+    def watch(self) -> None:
+        """See to which of the files that look young nobody writes (:attr:`RawFile.rests`).
+
+        All at one time, before any of them is read: how long that takes, and whether it matters, depends on
+        the records.
+        """
+        if self._young:
+            watch_since(self._seen_at)
+        for file in self._stamps:
+            self._rests[file] = file not in self._young or self._is_as_it_was(file)
+
+    def _is_as_it_was(self, file: Path) -> bool:
+        raw = self._found.get(file)
+        try:
+            now = Stamp.of(os.fstat(raw.descriptor)) if isinstance(raw, RawFile) else stamp_of(file)
+        except DataError:
+            return False
+        return now == self._stamps[file]
+
     def opened(self, file: Path) -> RawFile:
         """One of the files, as it was. Where there are more than may stay open, it may be another by now, and
         counts as it is.
@@ -84,10 +108,12 @@ class Glance:
             raise found
         if found is None:
             found, was = open_plain(file), self._stamps[file]
-            if (now := Stamp.of(found.known)).inode == was.inode:
-                found.size = min(found.size, was.size)
+            if (now := Stamp.of(found.known)).inode != was.inode:
+                return found
+            found.size = min(found.size, was.size)
             if now == was:
                 found.seen_at = self._seen_at
+        found.rests = self._rests.get(file)
         return found
 
     @property

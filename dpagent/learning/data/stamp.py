@@ -37,6 +37,11 @@ class Stamp(NamedTuple):
         return abs((time.time_ns() if at_ns is None else at_ns) - self.changed) < GRACE_S * 1e9
 
 
+def watch_since(seen_at: float) -> None:
+    """Wait until files that were seen at that time (monotonic) have been watched for long enough."""
+    time.sleep(max(0.0, seen_at + REST_S - time.monotonic()))
+
+
 def is_at_rest(file: RawFile, *, is_young: bool) -> bool:
     """Whether nobody writes to a file: it is what it was when it was opened.
 
@@ -51,7 +56,7 @@ def is_at_rest(file: RawFile, *, is_young: bool) -> bool:
     if is_young:
         if file.seen_at is None:
             return False
-        time.sleep(max(0.0, file.seen_at + REST_S - time.monotonic()))
+        watch_since(file.seen_at)
     return Stamp.of(os.fstat(file.descriptor)) == Stamp.of(file.known)
 
 

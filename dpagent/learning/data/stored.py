@@ -92,9 +92,11 @@ class RawFile:
         known: what the system said of the file then.
         opened_ns: when that was, in nanoseconds since 1970.
         seen_at: when a glance saw it as it was then (monotonic); None: it is of no glance.
+        rests: whether nobody wrote to it while a glance watched it; None: none has.
     """
 
     seen_at: float | None = None
+    rests: bool | None = None
 
     def __init__(self, path: Path, descriptor: int, start: int = 0) -> None:
         weakref.finalize(self, os.close, descriptor)

@@ -8,7 +8,6 @@ changes them.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError
-from dpagent.learning.data import stamp
 from dpagent.learning.data.classes import ClassTable
 from dpagent.learning.data.dataset import Dataset, Indices, Origin, Stamps, reason_of
 from dpagent.learning.data.formats.images.decoding import (
@@ -34,6 +32,7 @@ from dpagent.learning.data.formats.images.files import (
     list_zip,
     printable,
 )
+from dpagent.learning.data.stamp import watch_since
 from dpagent.learning.data.stored import ChangedError
 
 log = logging.getLogger(__name__)
@@ -144,7 +143,7 @@ class ImageDataset(Dataset):
             return set()
         young = [number for number in range(len(self)) if found.is_young(number)]
         if young:
-            time.sleep(max(0.0, found.seen_at + stamp.REST_S - time.monotonic()))
+            watch_since(found.seen_at)
         return {number for number in young if files.signs(number) != found.signs[number]}
 
     @property

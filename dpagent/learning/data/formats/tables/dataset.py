@@ -78,6 +78,8 @@ def open_table(
         files: Sequence[Path] = table_files(path, most_names, faults.append if growing else None)
     else:
         files, faults = glance.files, [] if glance.fault is None else [glance.fault]
+        if growing:
+            glance.watch()
     if faults:
         problem = f"{path}: the disk cannot list it ({faults[-1].strerror})."
         if not growing:

@@ -14,7 +14,6 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -37,7 +36,7 @@ from dpagent.learning.data.formats.tables.rows import (
 )
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.formats.tables.windows import Windows
-from dpagent.learning.data.stamp import Stamp, is_at_rest
+from dpagent.learning.data.stamp import Stamp
 from dpagent.learning.data.stored import ChangedError, RawFile, open_raw
 from dpagent.wording import counted
 
@@ -180,13 +179,13 @@ def _indexed(
 ) -> TableIndex:
     path = raw.path
     with opened_rows(raw, form, most=most) as (lines, columns):
-        builder, was_growing = _Builder(form, columns), cache(lambda: growing and _may_grow(raw))
+        builder, was_growing = _Builder(form, columns), growing and _may_grow(raw)
         for row in checked_rows(lines, columns, form, classes):
-            if row.problem and not lines.is_ended and was_growing():
+            if row.problem and not lines.is_ended and was_growing:
                 break
             # As it was when the file was opened: what came since makes no row before it whole.
             had_end = lines.is_ended and row.end <= raw.size
-            is_settled = row.text_end <= raw.size and (had_end or not was_growing())
+            is_settled = row.text_end <= raw.size and (had_end or not was_growing)
             builder.add(row, is_settled=is_settled or not growing)
             if classes is None and len(builder.label_codes) > MAX_CLASSES:
                 raise DataError(
@@ -199,8 +198,10 @@ def _indexed(
 
 
 def _may_grow(file: RawFile) -> bool:
-    """Whether somebody may be at the last row of a file, which has no end."""
-    return Stamp.of(file.known).is_young(file.opened_ns) and not is_at_rest(file, is_young=True)
+    """Whether somebody may be at the last row of a file, where that has no end."""
+    if file.rests is not None:
+        return not file.rests
+    return Stamp.of(file.known).is_young(file.opened_ns)
 
 
 class _Seen(NamedTuple):
