@@ -46,8 +46,7 @@ GENESIS: Final = bytes(32)
 _HELD_S: Final = 10.0
 """A lock that another program holds for so long is not waited for any longer."""
 _TRY_S: Final = 0.02
-_NO_PLACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT)
-"""Without room, or a place, for the file: what writes the second head says so, where that matters."""
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """What a file system says that knows no locks."""
 
@@ -118,8 +117,9 @@ class HeadLock:
     """A lock for a second head: a file beside it, ``.NAME.lock``. State directories that were copied share
     it, as they share the second head, where their own locks are two.
 
-    Where the file cannot be made for want of room or of its directory, or the file system knows no locks,
-    nothing is locked: an agent that has its books goes on.
+    Where the file cannot be made for want of room, or the file system knows no locks, nothing is locked: an
+    agent that has its books goes on. Where its disk is gone, or read-only, the second head cannot be written
+    either: that is found before a round is spooled, which an agent with a copy would spool again.
 
     It is opened each time. So the disk that it is on can be unmounted, or mounted read-only, while an agent
     runs; and programs that opened it before and after somebody had deleted it do not hold two.
@@ -169,11 +169,11 @@ class HeadLock:
 
 
 def _opened(lock: Path) -> int | None:
-    """The file of a lock; None: it cannot be made there now."""
+    """The file of a lock; None: there is no room to make it."""
     try:
         return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        if error.errno not in _NO_PLACE:
+        if error.errno not in _NO_ROOM:
             raise
         return None
 

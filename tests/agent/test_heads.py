@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict
@@ -351,8 +350,8 @@ def test_a_second_head_that_cannot_be_written_stops_the_device_before_a_record_i
     assert verify(path).charges == 3
 
 
-def test_nothing_that_an_agent_has_open_lies_where_the_second_head_does(tmp_path: Path) -> None:
-    """Before, its disk could not be unmounted while the agent ran, nor mounted read-only."""
+def test_nothing_is_spooled_while_the_disk_of_the_second_head_is_taken_away(tmp_path: Path) -> None:
+    """Before, it could not be unmounted while the agent ran, nor mounted read-only."""
     files = LedgerFiles(tmp_path / "state", tmp_path / "disk" / "second.head")
     files.second_head.parent.mkdir()
     begin_ledger(files, {DATASET: BUDGET})
@@ -361,10 +360,19 @@ def test_nothing_that_an_agent_has_open_lies_where_the_second_head_does(tmp_path
         opened = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
         assert str(files.database) in opened
         assert not [each for each in opened if Path(each).parent == files.second_head.parent]
+        state.offer(JOB, 2, bytes(32), 0.0)
+        state.charge([charge_for(make_plan(round=2), DATA, state.ledger)], 0.0)
+        files.second_head.parent.rename(tmp_path / "away")
+        # A copy that runs the round, once the disk is back, finds that nothing has left.
+        with pytest.raises(StorageError, match="No such file or directory"):
+            state.spool_round(JOB, 2, fragments(2), 0.0, None)
+        assert state.rounds.charged() == {(JOB, 2)}
     # Nor is a directory that is not there an error of the disk, which a service begins again after.
-    shutil.rmtree(files.second_head.parent)
     with pytest.raises(LedgerError, match="is its disk mounted"):
         AgentState(files, {DATASET: BUDGET}, check=replay)
+    (tmp_path / "away").rename(files.second_head.parent)
+    with closing(AgentState(files, {DATASET: BUDGET}, check=replay)) as state:
+        assert state.rounds.charged() == {(JOB, 2)}
 
 
 def test_a_lock_of_another_user_is_named(tmp_path: Path) -> None:
