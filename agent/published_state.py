@@ -2,8 +2,8 @@
 
 Each parameter's remainder follows from its own draws (:mod:`dpagent.privacy.mechanisms.published`), so the
 device keeps them from round to round, in a file beside its books. Two rounds are kept, so that one whose
-update was lost begins again where it began. A round that the device sits out has a file of its own, so that
-what is read and written tells nobody who does.
+update was lost begins again where it began. A round that the device sits out is kept as well, and uses up
+nothing: the file has as many rounds whoever takes part, and what is read and written tells nobody who does.
 
 Nothing here fails once a round is charged: a file that is damaged, or a disk that is full, costs the
 schedules alone.
@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 _Remainders = dict[int, NDArray[np.float64]]
 
 _KEPT: Final = 2
-_NAMES: Final = ("published.npz", "rehearsed.npz")
-"""Of a round, and of one that is sat out."""
 
 
 def try_in_memory(plan: Plan, state: PublishedState) -> None:
@@ -43,8 +41,9 @@ def try_in_memory(plan: Plan, state: PublishedState) -> None:
     Raises:
         MemoryError: there is none.
     """
-    rounds = {plan.round + number: state.remainder for number in range(_KEPT)}
-    _unpacked(_packed(plan.job, rounds), plan.job, len(state.remainder))
+    rounds = {plan.round - number: state.remainder for number in range(1, _KEPT + 1)}
+    read = _unpacked(_packed(plan.job, rounds), plan.job, len(state.remainder))
+    _packed(plan.job, read | {plan.round: state.remainder})
 
 
 class PublishedStateFile:
@@ -52,11 +51,10 @@ class PublishedStateFile:
 
     Args:
         state_dir: the device's.
-        is_rehearsal: whether the device sits the round out.
     """
 
-    def __init__(self, state_dir: Path, *, is_rehearsal: bool = False) -> None:
-        self._file = state_dir / _NAMES[is_rehearsal]
+    def __init__(self, state_dir: Path) -> None:
+        self._file = state_dir / "published.npz"
 
     def before(self, plan: Plan, cap: PublishedCap) -> PublishedState:
         """The state that a round begins with; that before the first one where none is kept.
@@ -70,12 +68,15 @@ class PublishedStateFile:
         return PublishedState(plan.round - 1, rounds[max(earlier)])
 
     def save(self, plan: Plan, state: PublishedState) -> None:
-        """Keep the state after a round. A disk that fails costs the schedule alone."""
+        """Keep the state after a round, which is that before it where the device has sat it out.
+
+        A disk that fails costs the schedule alone.
+        """
         rounds = self._rounds(plan.job, plan.model.parameters) | {plan.round: state.remainder}
         try:
             write_atomically(self._file, _packed(plan.job, rounds), mode=0o600)
-        except StorageError as error:
-            log.warning("the schedules of the published cap begin anew: %s", error)
+        except (StorageError, MemoryError) as error:
+            log.warning("the schedules of the published cap begin anew: %s", said(error))
 
     def _rounds(self, job: bytes, dimension: int) -> _Remainders:
         """The remainders after each kept round of a job."""

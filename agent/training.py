@@ -272,13 +272,13 @@ class Trainer:
 
         release, kept, state = work.task.release, None, None
         if isinstance(release, NoisySum) and (cap := release.published_cap) is not None:
-            kept = PublishedStateFile(self._settings.state_dir, is_rehearsal=work.is_rehearsal)
+            kept = PublishedStateFile(self._settings.state_dir)
             state = kept.before(work.task.plan, cap)
         made = device_update(
             release, work.weights, _Attempts(self, work, attempt), state=state, entropy=os.urandom
         )
-        if kept is not None and made.state is not None:
-            kept.save(work.task.plan, made.state)
+        if kept is not None and state is not None and made.state is not None:
+            kept.save(work.task.plan, state if work.is_rehearsal else made.state)
         return NoisyUpdate(made.values, failures[0] if failures else None)
 
     def try_no_engines(self) -> None:

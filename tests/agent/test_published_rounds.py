@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ from agent.heads import read_second_head
 from agent.limits import BeyondLimitError
 from agent.overview import overview_of
 from agent.priced_charges import charge_of
-from agent.published_state import PublishedStateFile
+from agent.published_state import PublishedStateFile, try_in_memory
 from agent.replay import replay
 from agent.sensors import Sensors
 from agent.settings import load_agent_settings
@@ -313,30 +315,57 @@ def test_a_rounds_schedules_begin_where_the_one_before_ended(tmp_path: Path) -> 
         assert kept.before(plans[2], cap).remainder == pytest.approx(start - 2), "it is mended"
 
 
+def test_no_memory_for_the_schedules_costs_them_alone_and_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, kept, peaks = 100_000, PublishedStateFile(tmp_path), []
+    model = SimpleNamespace(parameters=large)
+    plans: Any = [SimpleNamespace(job=bytes(16), round=number, model=model) for number in (1, 2, 3)]
+    state = PublishedState(1, np.zeros(large))
+    kept.save(plans[0], state)
+    kept.save(plans[1], state)
+    for work in (kept.save, try_in_memory):
+        tracemalloc.start()
+        work(plans[2], state)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] > 0.95 * peaks[0]
+
+    def none_left(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(np, "savez", none_left)
+    kept.save(plans[2], state)
+
+
 def test_what_keeps_the_schedules_is_tried_before_the_charge_and_rehearsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, a round that the device sat out wrote no file, by which a broker could tell it from others; and
-    memory for the file had not been had."""
+    """Before, a round that the device sat out wrote no file, or, later, one with less in it than those have
+    who take part, by which a broker could tell it from others; and memory for the file had not been had."""
     board = started_trainer(load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy")))
-    task, steps, kept, save = RoundTask.of(published_plan()), [], [], np.savez
+    tasks = [RoundTask.of(published_plan(round=number)) for number in (1, 2, 3, 3)]
+    steps, kept, save, file = [], [], np.savez, tmp_path / "state" / "published.npz"
 
     def saving(stream: Any, **arrays: Any) -> None:
         kept.append(arrays["remainders"].nbytes)
         save(stream, **arrays)
 
     monkeypatch.setattr(np, "savez", saving)
-    for is_rehearsal in (False, True):
-        for _ in range(2):
-            work = board.prepare(task, {}, WEIGHTS, is_rehearsal=is_rehearsal)
-            tried = max(kept)
-            steps.append(executed(partial(board.noisy_update, work)))
-            assert tried == 16 * DIGITS.parameter_count >= 2 * kept[-1]
-    assert steps[3] == steps[1], [steps[3] - steps[1], steps[1] - steps[3]]
-    assert kept_in(tmp_path, "published.npz") == kept_in(tmp_path, "rehearsed.npz") == 1
+    for task, is_rehearsal in zip(tasks, (False, False, True, False), strict=True):
+        work = board.prepare(task, {}, WEIGHTS, is_rehearsal=is_rehearsal)
+        tried, before = max(kept), file.read_bytes() if file.exists() else b""
+        steps.append(executed(partial(board.noisy_update, work)))
+        assert tried == 16 * DIGITS.parameter_count >= kept[-1]
+        if is_rehearsal:
+            assert is_same_after_both(file), "it has used up nothing"
+            file.write_bytes(before)
+    assert steps[2] == steps[3], [steps[3] - steps[2], steps[2] - steps[3]]
+    assert not is_same_after_both(file)
 
 
-def kept_in(directory: Path, name: str) -> int:
-    """How many rounds' schedules a file holds."""
-    with np.load(directory / "state" / name) as kept:
-        return len(kept["rounds"])
+def is_same_after_both(file: Path) -> bool:
+    """Whether the schedules are the same after both rounds that a file holds."""
+    with np.load(file) as kept:
+        after_one, after_other = kept["remainders"]
+    return bool(np.array_equal(after_one, after_other))

@@ -81,7 +81,7 @@ def test_the_work_is_that_of_an_update_and_no_record_is_read(
         assert bool(read) is not is_rehearsal
     assert "records" not in vars(board)
     found = files_in(tmp_path / "True" / "state")
-    assert (found.pop("rehearsed.npz", None) is not None) is (kind == "published"), "as a round keeps its own"
+    assert (found.pop("published.npz", None) is not None) is (kind == "published"), "as a round keeps its own"
     assert found == before
     assert work_of[True] == work_of[False] != [0, 0]
 
