@@ -168,11 +168,15 @@ class MadeUp(Dataset):
         self._features = FeatureRows(file, descriptor, self.shape, row + 1) if are_features else None
 
     def _read(self, indices: Indices) -> NDArray[Any]:
-        rows = self._rows[indices]
+        return self.try_read(indices)[0]
+
+    def try_read(self, indices: Indices) -> tuple[NDArray[Any], dict[int, str]]:
+        """As of :meth:`Dataset.try_read`."""
+        rows = self._rows[self._require_in_range(indices)]
         if self._features is not None:
-            return self._features.at(rows)
-        raw, _ = read_rows(self._record, rows, self._checksums[indices], self.record_bytes)
-        return raw.view(self.dtype).reshape(len(indices), *self.shape)
+            return self._features.try_at(rows)
+        raw, problems = read_rows(self._record, rows, self._checksums[indices], self.record_bytes)
+        return raw.view(self.dtype).reshape(len(indices), *self.shape), problems
 
 
 class Effort:
@@ -304,7 +308,10 @@ class Effort:
         rows = min(AT_ONCE * self._microbatch, max(self.largest, 1))
         room = Room(rows, shape, load.augmentation)
         made_up = MadeUp(rows, shape, self._dtype, are_features=self._front_end is not None)
-        return Filling(self.largest, self._most_records, made_up, room)
+        filling = Filling(self.largest, self._most_records, made_up, room)
+        # Written to, not just promised: else a record that cannot be read would be the first to want it.
+        filling.left_out[...] = False
+        return filling
 
     def _compute_features(self, records: int = _TRIED_FEATURES) -> None:
         assert self._front_end is not None

@@ -315,6 +315,12 @@ class FeatureRows:
                 self._read(start - AWAY, row)
         return rows
 
+    def try_at(self, places: NDArray[np.integer[Any]]) -> tuple[Floats, dict[int, str]]:
+        """The same, and a sentence for each place in them whose row is lost. Nothing is read of that, which
+        takes less time: training reads a made-up one in its stead."""
+        rows = self.at(places)
+        return rows, dict.fromkeys(np.flatnonzero(self.lost[places]).tolist(), "its features are lost")
+
     def lose(self, place: int, error: OSError | None) -> None:
         """Let a row count as lost, and tell the owner why."""
         self.lost[place] = True
@@ -444,6 +450,10 @@ class FeatureSet(Dataset):
 
     def _read(self, indices: NDArray[np.integer[Any]]) -> Floats:
         return self._rows.at(self._places[indices])
+
+    def try_read(self, indices: NDArray[np.integer[Any]]) -> tuple[Floats, dict[int, str]]:
+        """As of :meth:`Dataset.try_read`."""
+        return self._rows.try_at(self._places[self._require_in_range(indices)])
 
 
 def _features_of(front_end: FrontEnd, inputs: NDArray[Any]) -> Floats:

@@ -75,7 +75,7 @@ class Filling:
         made_up: is read in place of missing records; it has as many as are read together.
         room: for a batch.
         left_out: (population + 1,), which records could not be read. Private. From then on a made-up one is
-            read in its stead: to find that out takes longer, and a round may have a million reads of one.
+            read in its stead: to find that out takes another time, and a round may read one a million times.
     """
 
     records: int
