@@ -321,7 +321,7 @@ class Effort:
     def _compute(self, records: int, weights: NDArray[np.float32]) -> None:
         """The sum over so many made-up records."""
         load, made_up, lot = self._load, self.filling.made_up, np.arange(records, dtype=np.intp)
-        filling = replace(self.filling, records=records)
+        filling = replace(self.filling, records=records, population=records)
         if load.moments is not None:
             moments_of(load.moments, made_up, lot, filling)
             return

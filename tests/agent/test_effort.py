@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from fleets import DIGITS, digits, make_task, model_section, terms
+from fleets import DIGITS, digits, make_task, model_section, report_plan, terms
 from numpy.typing import NDArray
 
 from agent.effort import Effort, MadeUp, _seconds
@@ -172,6 +173,18 @@ def test_the_trial_counts_steps_and_the_largest_lot(monkeypatch: pytest.MonkeyPa
         effort = Effort(task, WEIGHTS, Counting(), most)
         # Two microbatches of four make a trial; a step adds noise and moves weights; a round ends once.
         assert effort.longest_s() == pytest.approx(1.5 * (steps * (most / 8 + 1) + 1))
+
+
+def test_a_trial_takes_no_more_where_many_records_are_allowed() -> None:
+    """A table of all that there may be was made for each try: with eight million, of a linear model, 10,000
+    steps counted with 10 s in place of 6."""
+    effort = Effort(RoundTask.of(report_plan()), WEIGHTS, Counting(), 1 << 22)
+    effort.longest_s()
+    tracemalloc.start()
+    effort.longest_s()
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert taken < 1 << 20
 
 
 @pytest.mark.parametrize(
