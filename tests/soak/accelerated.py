@@ -71,7 +71,7 @@ def program_of(command: str) -> Callable[[], None]:
     from agent.child_programs import LITTLE_MEMORY
     from cli.agent_program import main as run_agent
 
-    if not LITTLE_MEMORY.items() <= os.environ.items():
+    if not LITTLE_MEMORY.keys() <= os.environ.keys():  # What is set already, stays.
         os.execve(sys.executable, sys.orig_argv, LITTLE_MEMORY | os.environ)
     sys.argv[1:] = [sys.argv[-1], "info", "text"]
     return run_agent

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from brokers import BrokerFactory
+from soak.accelerated import program_of
 from soak.flatness import PARTS, verdict
 from soak.long import ALLOWED_BYTES, allowed_of, soak, write_files
 
@@ -44,6 +46,20 @@ def test_memory_that_fills_its_caches_and_peaks_is_flat_and_a_leak_is_found_in_i
     leak = verdict(MEMORY, list(ROUNDS), memory(3 * ALLOWED_BYTES / 1_440, seed), allowed)
     assert leak.is_leak
     assert "GROWS" in str(leak)
+
+
+def test_an_agent_goes_on_once_whatever_its_memory_is_set_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a variable had another value, it was executed again and again."""
+    started = list[dict[str, str]]()
+    monkeypatch.setattr(sys, "argv", ["soak.accelerated", "run", "--config", "agent.yaml"])
+    monkeypatch.setattr("os.execve", lambda *words: started.append(words[2]))
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
+    program_of("run")
+    (environment,) = started
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    program_of("run")
+    assert (len(started), environment["MALLOC_ARENA_MAX"]) == (1, "4")
 
 
 @pytest.mark.parametrize("kind", ["descriptors", "threads", "processes"])
