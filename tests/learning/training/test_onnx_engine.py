@@ -168,6 +168,9 @@ def test_no_number_of_a_record_decides_which_operators_run(name: str, per_layer:
     whole_rows = [each for each in chosen if made_by[each[0]] == "Cast"]
     assert len(whole_rows) == len(chosen) - 1, "but for the factors, which are as many as the conditions"
     assert {made_by.get(zeros) for _, _, zeros in whole_rows} == {"ConstantOfShape"}
+    shapes = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "ConstantOfShape"}
+    sizes = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+    assert min(sizes[shapes[zeros]][1] for _, _, zeros in whole_rows) > 1, "and no single zero"
 
 
 @pytest.mark.parametrize(
