@@ -86,10 +86,12 @@ class Answers:
 
     def begin(self) -> None:
         """Be ready to answer, if there is a model; but wait for none that is read behind all others."""
+        if self._is_of_records:
+            self.refresh()  # Somebody who has asked already may be waiting for it, and holds the lock.
+            return
         with self._lock:
             self._refresh()
-            if not self._is_of_records:
-                self._await_next()
+            self._await_next()
 
     def refresh(self) -> None:
         """See whether there is another model, unless an answer is being made; call it now and then."""

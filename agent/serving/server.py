@@ -38,14 +38,14 @@ def serve(settings: AgentSettings, stop: threading.Event) -> None:
     require_another_broker(settings)
     wanted, manager = settings.serve, ServiceManager()
     path = wanted.socket_in(settings.state_dir)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as held, contextlib.ExitStack() as first:
+        first.callback(stop.set)  # Whatever ends it, no request waits for a model from then on.
         file = settings.model_file if wanted.model == "latest" else personal_of(settings.model_file)
         answers = Answers(file, wanted.timeout_s, stop, is_of_records=wanted.model == "personal")
         held.callback(answers.close)
         longest = wanted.maximum_request_mib << 20
         held.enter_context(SocketServer(path, int(wanted.mode, 8), answers, longest))
         topic = held.enter_context(TopicServer(settings, answers)) if wanted.mqtt is not None else None
-        held.callback(stop.set)  # Whatever ends it, no request waits for a model from then on.
         answers.begin()
         log.info("listening at %s: %s", path, answers.status)
         manager.ready()

@@ -560,7 +560,8 @@ def test_a_name_that_leads_to_the_fleets_broker_by_now_ends_the_answers(
 def test_a_request_that_waits_for_a_model_holds_up_no_end(
     tmp_path: Path, mosquitto: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that failed ended up to two minutes later: somebody waited for a model that was being read."""
+    """A server that failed ended up to two minutes later: somebody waited for a model that was being read.
+    And where they asked before it was ready, it was not ready before that."""
     fleet = mosquitto.values | {"url": mosquitto.values["url"].replace("127.0.0.1", "localhost")}
     asked_at = {"mqtt": mosquitto.values, "model": "personal", "socket": "ask.sock"}
     values = agent_values(None, KEY, mqtt=fleet, model={"file": "model.onnx"}, serve=asked_at)
@@ -577,16 +578,44 @@ def test_a_request_that_waits_for_a_model_holds_up_no_end(
         return addresses(broker)
 
     monkeypatch.setattr(agent.other_brokers, "_addresses", known_late)
-    with ThreadPoolExecutor() as threads:
-        ending = threads.submit(run_server, settings, threading.Event())
-        wait_until((tmp_path / "ask.sock").exists, "the socket")
-        client = Client(tmp_path)
-        client.send(b'{"about": true}\n')
+    begin = Answers.begin
+
+    def begin_late(self: Answers) -> None:
+        client.connect(str(tmp_path / "ask.sock"))
+        client.sendall(b'{"about": true}\n')
         time.sleep(0.5)
+        begin(self)
         asked.set()
+
+    monkeypatch.setattr(Answers, "begin", begin_late)
+    with socket.socket(socket.AF_UNIX) as client, ThreadPoolExecutor() as threads:
+        ending = threads.submit(run_server, settings, threading.Event())
         with pytest.raises(ConfigurationError, match="reveals its records"):
             ending.result(PATIENCE_S)
-        client.close()
+
+
+def test_a_request_that_waits_for_a_model_holds_up_no_start_that_fails(
+    tmp_path: Path, mosquitto: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked before the topic could not be had held it up by two minutes."""
+    asked_at = {"mqtt": mosquitto.values, "socket": "ask.sock", "fleet_broker": True}
+    values = agent_values(None, KEY, mqtt=mosquitto.values, model={"file": "model.onnx"}, serve=asked_at)
+    (tmp_path / "agent.yaml").write_text(yaml.safe_dump(values))
+    settings = load_agent_settings(tmp_path / "agent.yaml")
+    with_a_model_that_is_never_ready(tmp_path, monkeypatch)
+    settings.model_file.write_bytes(b"a model")
+
+    def none(*_: Any) -> Any:
+        client.connect(str(tmp_path / "ask.sock"))
+        client.sendall(b'{"about": true}\n')
+        time.sleep(0.5)
+        raise ConfigurationError("no password")
+
+    monkeypatch.setattr("agent.serving.server.TopicServer", none)
+    with socket.socket(socket.AF_UNIX) as client, ThreadPoolExecutor() as threads:
+        ending = threads.submit(run_server, settings, threading.Event())
+        with pytest.raises(ConfigurationError, match="no password"):
+            ending.result(PATIENCE_S)
 
 
 def test_topics_of_fleets_and_patterns_are_refused(tmp_path: Path) -> None:
