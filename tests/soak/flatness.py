@@ -3,7 +3,9 @@
 The slope is the median of the slopes between any two samples (Theil 1950, Sen 1968), which a few outliers do
 not move; its confidence interval is Sen's, by Kendall's rank correlation (``scipy.stats.theilslopes``).
 Samples that follow each other are alike, so each is the median of a part of the run: ``PARTS`` of them, of
-what is left once the first fifth, in which caches fill, is taken away.
+what is left once the first fifth, in which caches fill, is taken away. Of what comes and goes with the work,
+it is the least of a part: how often samples meet a helper that runs for a moment follows from how busy the
+machine is, while each that stays is there in all of them.
 """
 
 from __future__ import annotations
@@ -57,7 +59,14 @@ class Verdict:
         )
 
 
-def verdict(name: str, rounds: Sequence[float], values: Sequence[float], allowed: float) -> Verdict:
+def verdict(
+    name: str,
+    rounds: Sequence[float],
+    values: Sequence[float],
+    allowed: float,
+    *,
+    comes_and_goes: bool = False,
+) -> Verdict:
     """What is certain of a series.
 
     Args:
@@ -65,15 +74,17 @@ def verdict(name: str, rounds: Sequence[float], values: Sequence[float], allowed
         rounds: closed by the time of each sample, at least ``2 * PARTS`` of them, growing.
         values: the samples.
         allowed: growth a round.
+        comes_and_goes: whether only what stays counts.
     """
     assert len(rounds) == len(values) >= 2 * PARTS
     begin = int(_WARM_UP * len(rounds))
     x, y = np.asarray(rounds[begin:], float), np.asarray(values[begin:], float)
     parts = np.array_split(np.arange(len(x)), PARTS)
     places = [float(np.median(x[part])) for part in parts]
-    medians = [float(np.median(y[part])) for part in parts]
-    if min(medians) == max(medians):
+    level = np.min if comes_and_goes else np.median
+    levels = [float(level(y[part])) for part in parts]
+    if min(levels) == max(levels):
         return Verdict(name, allowed, 0.0, 0.0, 0.0)
     with np.errstate(invalid="ignore"):  # Of ranks that are nearly all tied, nothing is certain: NaN.
-        slope, _, least, most = theilslopes(medians, places, _CONFIDENCE)
+        slope, _, least, most = theilslopes(levels, places, _CONFIDENCE)
     return Verdict(name, allowed, float(slope), float(least), float(most))

@@ -42,6 +42,10 @@ ALLOWED_A_ROUND: Final = {"agent state": 2_500.0, "coordinator state": 4_096.0, 
 the coordinator, a row with its statistics; a few lines of log."""
 
 
+_COUNTS: Final = ("descriptors", "threads", "processes")
+"""Series of what comes and goes with the work."""
+
+
 @dataclass
 class Soak:
     """Samples of a run, by series, with the rounds closed at each."""
@@ -53,18 +57,23 @@ class Soak:
         """On every series."""
         run = self.rounds[-1] - self.rounds[0]
         return [
-            verdict(name, self.rounds, values, allowed_of(name, run)) for name, values in self.series.items()
+            verdict(name, self.rounds, values, allowed_of(name, run), comes_and_goes=_kind(name) in _COUNTS)
+            for name, values in self.series.items()
         ]
 
 
 def allowed_of(name: str, rounds: float) -> float:
     """Growth a round of a series, for a run of so many."""
-    kind = name.rpartition(": ")[2]
-    if kind in ("descriptors", "threads", "processes"):
+    if _kind(name) in _COUNTS:
         return ALLOWED_COUNT / rounds
     return ALLOWED_BYTES / rounds + next(
         (bytes_a_round for ending, bytes_a_round in ALLOWED_A_ROUND.items() if name.endswith(ending)), 0.0
     )
+
+
+def _kind(name: str) -> str:
+    """Of a series, which is called after its program, too."""
+    return name.rpartition(": ")[2]
 
 
 def soak(

@@ -62,6 +62,19 @@ def test_an_agent_goes_on_once_whatever_its_memory_is_set_to(monkeypatch: pytest
     assert (len(started), environment["MALLOC_ARENA_MAX"]) == (1, "4")
 
 
+def test_helpers_that_samples_meet_more_often_later_are_no_leak() -> None:
+    """On a machine that is busy at first, a round waits, and what runs for a moment is met less often."""
+    often = np.linspace(0.1, 0.9, len(ROUNDS))
+    met = np.random.default_rng(3).random(len(ROUNDS)) < often
+    allowed, kept = allowed_of("agent: processes", 1_440), ROUNDS // 100
+    found, leak = (
+        verdict("agent: processes", list(ROUNDS), list(values), allowed, comes_and_goes=True)
+        for values in (2.0 + met, 2.0 + met + kept)
+    )
+    assert found.is_flat
+    assert leak.is_leak
+
+
 @pytest.mark.parametrize("kind", ["descriptors", "threads", "processes"])
 def test_one_descriptor_in_a_hundred_rounds_is_a_leak(kind: str) -> None:
     values = [20.0 + number // 100 for number in ROUNDS]
