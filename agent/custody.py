@@ -96,15 +96,11 @@ def raise_budget(files: LedgerFiles, budgets: Mapping[str, Budget]) -> dict[str,
         LedgerError: There is no ledger, it is older than one of its heads, or no budget is larger.
         StateInUseError, StorageError: It cannot be written.
     """
-    second = read_second_head(files.second_head)
     if not files.database.exists():
-        raise no_ledger(files, second)
-    if second is None:
-        raise no_second_head(files)
+        raise no_ledger(files, read_second_head(files.second_head))
+    _required_second_head(files)
     with _opened(files) as state:
-        second = read_second_head(files.second_head)
-        if second is None:
-            raise no_second_head(files)
+        second = _required_second_head(files)
         require_head(state.ledger.digests, read_head(files.head), files.head)
         state.require_kept(second)
         before = {
@@ -245,6 +241,12 @@ def go_on_after_restore(
             state.probes.withdraw()
         state.save_heads()
     return lost
+
+
+def _required_second_head(files: LedgerFiles) -> SecondHead:
+    if (second := read_second_head(files.second_head)) is None:
+        raise no_second_head(files)
+    return second
 
 
 def _second_head_of(files: LedgerFiles, *, write_off_all: bool) -> SecondHead | None:

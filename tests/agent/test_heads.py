@@ -178,16 +178,21 @@ def test_two_agents_with_copies_of_one_directory_spend_no_budget_twice(
         AgentState(files, {DATASET: BUDGET}, check=replay)
 
 
+def charged_and_copied(path: Path, state: AgentState) -> tuple[Charge, LedgerFiles]:
+    """Have a state charge a round, and copy its directory then."""
+    charge = charge_for(make_plan(), DATA, state.ledger)
+    state.offer(charge.job, charge.round, bytes(32), 0.0)
+    state.charge([charge], 0.0)
+    copied(path, "copy")
+    return charge, LedgerFiles(path.parent / "copy", files_of(path).second_head)
+
+
 @contextmanager
 def copied_after_a_charge(path: Path) -> Iterator[tuple[AgentState, Charge]]:
     """A second agent, with a copy of the directory of one that has charged a round and then spooled it, and
     the charge: the copy was made in between."""
     with closing(open_state(path)) as first:
-        charge = charge_for(make_plan(), DATA, first.ledger)
-        first.offer(charge.job, charge.round, bytes(32), 0.0)
-        first.charge([charge], 0.0)
-        copied(path, "copy")
-        files = LedgerFiles(path.parent / "copy", files_of(path).second_head)
+        charge, files = charged_and_copied(path, first)
         with closing(AgentState(files, {DATASET: BUDGET}, check=replay)) as second:
             first.spool_round(charge.job, charge.round, [], 0.0, None)
             yield second, charge
@@ -252,11 +257,7 @@ def test_two_agents_do_not_both_find_that_nothing_has_left(
     """The one waits until the other has spooled the round, and said so in the second head."""
     monkeypatch.setattr(heads, "_HELD_S", 0.0)
     with closing(open_state(path)) as first:
-        charge = charge_for(make_plan(), DATA, first.ledger)
-        first.offer(charge.job, charge.round, bytes(32), 0.0)
-        first.charge([charge], 0.0)
-        copied(path, "copy")
-        files = LedgerFiles(path.parent / "copy", files_of(path).second_head)
+        charge, files = charged_and_copied(path, first)
         if is_deleted:  # Before, the first one had the old file, and the second one a new one.
             _lock_of(files.second_head).unlink()
         with closing(AgentState(files, {DATASET: BUDGET}, check=replay)) as second:

@@ -91,7 +91,7 @@ class OnnxEngine:
         self.views, self.groups = loaded.views, loaded.groups
         self._weights = np.zeros(spec.parameter_count, np.float32)
         self._clip_norms = np.ones(self.groups)
-        self._buffers = _Buffers(spec, loaded, self._weights, self._clip_norms, self.rows, self.microbatch)
+        self._buffers = _Buffers(spec, loaded, self._weights, self._clip_norms, self.rows)
 
     def clipped_sum(
         self,
@@ -162,10 +162,8 @@ class _Buffers:
         weights: NDArray[np.float32],
         clip_norms: NDArray[np.float64],
         rows: int,
-        microbatch: int,
     ) -> None:
         self._session, self._binding = graph.session, graph.session.io_binding()
-        self._microbatch, self._clip_norms = microbatch, clip_norms
         self._sum, self._run_sum = np.zeros_like(weights), np.zeros_like(weights)
         for block in spec.parameter_shapes:
             part = slice(block.offset, block.offset + block.size)
